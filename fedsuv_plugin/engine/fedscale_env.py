@@ -1,0 +1,120 @@
+"""Make FedScale 1.0 importable and tell it what the job is.
+
+FedScale's modules import TensorFlow and wandb even for a PyTorch job, parse `sys.argv` at import and read the result
+as a global. `load` gets them imported once without any of that leaking out; `set_args` is the only writer of the global.
+"""
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+OPTIONAL = {"tensorflow": "tensorflow", "wandb": "wandb"}  # package FedScale imports -> our extra that installs it
+
+
+class _AbsentMeta(type):
+    """Attributes of an absent package are absent too: they can be named and subclassed, but not used."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _absent(f"{cls.__qualname__}.{name}")
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        package = cls.__qualname__.partition(".")[0]
+        raise ImportError(
+            f"{cls.__qualname__} is needed, but {package} is not installed; "
+            f"install it with: pip install 'fedsuv_plugin[{OPTIONAL[package]}]'")
+
+
+def _absent(qualname: str) -> type:
+    return _AbsentMeta(qualname.rpartition(".")[2], (), {"__qualname__": qualname})
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Stand in for the optional packages that are not installed, while FedScale is being imported.
+
+    They are taken out again afterwards, so that nobody else mistakes them for the real ones."""
+    added = []
+    for name in OPTIONAL:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            module = types.ModuleType(name)
+            module.__getattr__ = _absent(name).__getattr__  # type: ignore[method-assign]
+            sys.modules[name] = module
+            added.append(name)
+    try:
+        yield
+    finally:
+        for name in added:
+            del sys.modules[name]
+
+
+@contextmanager
+def _no_command_line() -> Iterator[None]:
+    argv = sys.argv
+    sys.argv = argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+
+
+@cache
+def import_torchvision() -> types.ModuleType:
+    """torchvision, also beside a CPU-only torch, whose build does not load torchvision's compiled operators.
+
+    Only the schemas are missed at import; models, transforms and data sets never call the operators."""
+    import torch
+
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    for name in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    global _schemas  # the library unregisters its schemas when it is collected
+    _schemas = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        _schemas.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("torchvision")
+
+
+@cache
+def parser_module() -> types.ModuleType:
+    """FedScale's argument parser and the global namespace of its arguments; cheap to import."""
+    with _no_command_line():
+        return importlib.import_module("fedscale.cloud.config_parser")
+
+
+@cache
+def load() -> None:
+    """Import FedScale's aggregator and executor, and with them all of FedScale that a PyTorch job uses."""
+    import torch.utils.tensorboard  # noqa: F401  before the stand-ins: it looks for TensorFlow itself
+
+    parser_module()
+    import_torchvision()
+    with _stand_ins(), _no_command_line():
+        importlib.import_module("fedscale.cloud.aggregation.aggregator")
+        importlib.import_module("fedscale.cloud.execution.executor")
+
+
+def options() -> dict[str, argparse.Action]:
+    """FedScale's own job keys, by name."""
+    return {a.dest: a for a in parser_module().parser._actions if a.dest != "help"}
+
+
+def set_args(values: dict[str, object]) -> argparse.Namespace:
+    """FedScale's defaults with `values` over them, made the namespace that all of FedScale reads."""
+    module = parser_module()
+    args: argparse.Namespace = module.parser.parse_args([])
+    vars(args).update(values)
+    args.num_class = module.datasetCategories.get(args.data_set, args.num_classes)
+    module.args = args
+    return args

@@ -1,0 +1,35 @@
+"""One seed per job; named, independent streams of it.
+
+A stream depends only on the seed, its name and its numbers (a client, a round), never on what was drawn before,
+so swapping the selector leaves the data, the traces and the clients' batches as they were.
+"""
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from scipy.special import ndtri
+
+
+def stream(seed: int, name: str, *numbers: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), *numbers])
+
+
+def torch_seed(seed: int, name: str, *numbers: int) -> int:
+    """A seed for `torch.manual_seed`, from the same naming."""
+    return int(stream(seed, name, *numbers).integers(2**63 - 1))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function: neighbouring integers come out unrelated."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def normals(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
+    """A standard normal for each client, a function of (seed, name, client, number) alone; one vectorised pass."""
+    start = stream(seed, name, number).integers(2**64 - 1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        bits = _mix(_mix(clients.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start))
+    return ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)

@@ -1,0 +1,73 @@
+"""Pickle without its danger: only numpy arrays, torch tensors and plain containers come out.
+
+FedScale sends pickles over gRPC and keeps its traces in pickles. Loading a pickle runs whatever it says, so ours are
+read by an allow-list; anything else is refused by name before it is touched.
+"""
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, BinaryIO
+
+from fedsuv_plugin.errors import UserError
+
+_ALLOWED = {
+    ("builtins", "bytearray"), ("builtins", "complex"), ("builtins", "frozenset"), ("builtins", "set"),
+    ("collections", "OrderedDict"),
+    ("numpy", "dtype"), ("numpy", "ndarray"),
+    *((f"numpy.{core}.{name}", function) for core in ("core", "_core") for name, function in (
+        ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))),
+    ("torch", "device"), ("torch", "Size"), ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
+}
+_TORCH_DTYPES = {"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
+
+
+class UnsafePickle(UserError):
+    """The pickle holds something outside the allow-list, or is no pickle at all."""
+
+
+def _storage_from_bytes(data: bytes) -> Any:
+    """What torch's own helper does, but with torch's restricted loader."""
+    import torch
+
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def _bytes_from_text(text: str, encoding: str) -> bytes:
+    """Protocol 2 writes bytes as a call of encode; no codec but this one is needed."""
+    if encoding != "latin1":
+        raise UnsafePickle(f"refused the codec {encoding!r}")
+    return text.encode("latin1")
+
+
+_REPLACED = {("torch.storage", "_load_from_bytes"): _storage_from_bytes, ("_codecs", "encode"): _bytes_from_text}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _REPLACED:
+            return _REPLACED[module, name]
+        if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):
+            return super().find_class(module, name)
+        raise UnsafePickle(f"refused {module}.{name}: only numpy arrays, torch tensors and plain containers are loaded")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UnsafePickle("refused a persistent reference")
+
+
+def dumps(value: object) -> bytes:
+    return pickle.dumps(value, protocol=5)
+
+
+def loads(data: bytes) -> Any:
+    return load(io.BytesIO(data))
+
+
+def load(file: BinaryIO) -> Any:
+    try:
+        return _Unpickler(file).load()
+    except UnsafePickle:
+        raise
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise UnsafePickle(f"not a readable pickle ({type(error).__name__}: {error})") from error
