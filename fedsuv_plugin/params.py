@@ -46,6 +46,11 @@ class Params:
         return cls(**values)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoParams(Params):
+    """For what takes none."""
+
+
 def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str = "key") -> None:
     known = list(known)
     for name in names:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -66,27 +67,6 @@ def _no_command_line() -> Iterator[None]:
 
 
 @cache
-def import_torchvision() -> types.ModuleType:
-    """torchvision, also beside a CPU-only torch, whose build does not load torchvision's compiled operators.
-
-    Only the schemas are missed at import; models, transforms and data sets never call the operators."""
-    import torch
-
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-    for name in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    global _schemas  # the library unregisters its schemas when it is collected
-    _schemas = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        _schemas.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return importlib.import_module("torchvision")
-
-
-@cache
 def parser_module() -> types.ModuleType:
     """FedScale's argument parser and the global namespace of its arguments; cheap to import."""
     with _no_command_line():
@@ -98,11 +78,37 @@ def load() -> None:
     """Import FedScale's aggregator and executor, and with them all of FedScale that a PyTorch job uses."""
     import torch.utils.tensorboard  # noqa: F401  before the stand-ins: it looks for TensorFlow itself
 
+    from fedsuv_plugin.tasks.models.torchvision_zoo import import_torchvision
+
     parser_module()
     import_torchvision()
     with _stand_ins(), _no_command_line():
         importlib.import_module("fedscale.cloud.aggregation.aggregator")
         importlib.import_module("fedscale.cloud.execution.executor")
+    for side in ("aggregator", "executor"):
+        _own_logging(importlib.import_module(f"fedscale.cloud.logger.{side}_logging"))
+
+
+def _own_logging(logger: types.ModuleType) -> None:
+    """FedScale sets up logging for the whole process and picks its own folders. Where logs go is the job's business:
+    only the folder for TensorBoard events is left for FedScale to know."""
+    def init_logging() -> None:
+        logger.logDir = parser_module().args.event_dir  # type: ignore[attr-defined]
+        os.makedirs(logger.logDir, exist_ok=True)
+
+    logger.init_logging = init_logging  # type: ignore[attr-defined]
+
+
+@contextmanager
+def model_from(build: Callable[[], object]) -> Iterator[None]:
+    """While FedScale's Executor is being made, `build` is where its model comes from."""
+    module = importlib.import_module("fedscale.cloud.execution.executor")
+    original = module.init_model
+    module.init_model = build  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.init_model = original  # type: ignore[attr-defined]
 
 
 def options() -> dict[str, argparse.Action]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsuv_plugin.params import Params
+from fedsuv_plugin.params import NoParams, Params
 
 # What a selector may ask of the clients beyond loss statistics; clients compute only what is asked for.
 ACCURACY_GAIN = "accuracy_gain"            # accuracy on the samples trained on, after minus before
@@ -30,6 +30,7 @@ class ClientTable:
 
     ids: np.ndarray                # (n,) int64, FedScale's ids, 1-based
     samples: np.ndarray            # (n,) int64, training samples
+    round_samples: np.ndarray      # (n,) int64, distinct samples one participation trains on
     features: np.ndarray           # (n, d) float64, the trace's columns
     feature_names: tuple[str, ...]  # d names
     expected_duration: np.ndarray  # (n,) float64, seconds of one participation without fluctuation
@@ -88,11 +89,6 @@ class RoundOutcome:
     test_loss: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoParams(Params):
-    """A selector without parameters."""
-
-
 class Selector(ABC):
     """Chooses the cohort of each round. Subclasses write `select`, usually `update`, and list their state."""
 
@@ -106,6 +102,11 @@ class Selector(ABC):
         self.params: Any = params
         self.clients = clients
         self.rng = rng
+
+    @classmethod
+    def required(cls, params: Params) -> frozenset[str]:
+        """What clients must compute for this selector with these parameters; a wrapper adds its inner selector's."""
+        return cls.needs
 
     def probe(self, view: RoundView) -> Probe | None:
         """A question to put to clients before this round's selection, or None."""

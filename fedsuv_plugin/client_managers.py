@@ -1,0 +1,19 @@
+"""One FedScale client manager per selector: what the entry points in `setup.cfg` name."""
+from __future__ import annotations
+
+from fedsuv_plugin.engine.client_manager import SelectorClientManager
+from fedsuv_plugin.selectors.baselines.oort import Oort
+from fedsuv_plugin.selectors.baselines.random import Random
+from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
+
+
+class RandomClientManager(SelectorClientManager):
+    selector_class = Random
+
+
+class RoundRobinClientManager(SelectorClientManager):
+    selector_class = RoundRobin
+
+
+class OortClientManager(SelectorClientManager):
+    selector_class = Oort

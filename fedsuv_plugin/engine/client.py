@@ -1,0 +1,164 @@
+"""A client's work: local SGD from tensors in memory, and the signals the selector asked for."""
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsuv_plugin.engine.model import ModelAdapter
+from fedsuv_plugin.engine.stock import TorchClient
+from fedsuv_plugin.randomness import torch_seed
+from fedsuv_plugin.selectors import base as signal
+from fedsuv_plugin.tasks import Samples
+from fedsuv_plugin.tasks.models import sample_losses
+
+
+class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
+    """FedScale's client without its DataLoader. `local_sgd` is the step to replace for another way of training."""
+
+    def train(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, Any]:
+        """Train `model` in place from the weights it holds; FedScale's result dictionary, plus `signals`."""
+        torch.manual_seed(torch_seed(conf.seed, "client", conf.client_id, conf.round))
+        batch = min(conf.batch_size, len(client_data))
+        steps_per_epoch = len(client_data) // batch
+        trained = min(len(client_data), conf.local_steps * conf.batch_size)
+        first_epoch = torch.randperm(len(client_data))
+        needs = conf.needs
+        received = [p.detach().clone() for p in model.parameters()] \
+            if needs & {signal.DIRECTION} or conf.gradient_policy == "fed-prox" else []
+
+        seen = client_data if trained == len(client_data) \
+            else Samples(client_data.x[first_epoch[:trained]], client_data.y[first_epoch[:trained]])
+        before = evaluate(model, seen, conf.model, conf.test_bsz) if signal.ACCURACY_GAIN in needs else None
+
+        losses = self.local_sgd(client_data, model, conf, batch, first_epoch, received)
+        if before is None:  # the losses met on the way through the first epoch, as Oort's clients report them
+            squares = torch.cat(losses[:steps_per_epoch]).double().square().mean().item()
+        else:
+            squares = before.mean_square_loss
+        signals = self._signals(model, conf, received)
+        if before is not None:
+            signals[signal.ACCURACY_GAIN] = np.float64(
+                evaluate(model, seen, conf.model, conf.test_bsz).accuracy - before.accuracy)
+        return {"client_id": conf.client_id, "moving_loss": self._moving_loss(losses[:steps_per_epoch], conf),
+                "trained_size": conf.local_steps * batch, "success": True,
+                "utility": trained * math.sqrt(squares) if squares >= 0 else math.nan, "wall_duration": 0,
+                "update_weight": {name: t.detach().cpu().numpy().copy() for name, t in model.state_dict().items()},
+                "signals": signals}
+
+    def get_model_adapter(self, model: torch.nn.Module) -> ModelAdapter:
+        return ModelAdapter(model)
+
+    def local_sgd(self, data: Samples, model: torch.nn.Module, conf: Namespace, batch: int, first_epoch: torch.Tensor,
+                  received: list[torch.Tensor]) -> list[torch.Tensor]:
+        """`local_steps` steps of mini-batch SGD; the sample losses of every step, each under the weights it met."""
+        model.train()
+        optimizer = self.get_optimizer(model, conf)
+        parameters = list(model.parameters())
+        losses = []
+        for x, y in _batches(data, batch, conf.local_steps, first_epoch):
+            loss = sample_losses(conf.model, model(x), y)
+            optimizer.zero_grad()
+            loss.mean().backward()
+            if conf.gradient_policy == "fed-prox":
+                # The proximal term's gradient, mu (w - w_received). (FedScale adds lr mu (w - w_received) to the
+                # weights after the step, which drives them away from the received model.)
+                gradients = [p.grad for p in parameters if p.grad is not None]
+                with torch.no_grad():
+                    torch._foreach_add_(gradients, torch._foreach_sub(parameters, received), alpha=conf.proxy_mu)
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    def get_optimizer(self, model: torch.nn.Module, conf: Namespace) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=conf.learning_rate, momentum=conf.momentum,
+                               weight_decay=conf.weight_decay, fused=True)
+
+    @staticmethod
+    def _moving_loss(losses: list[torch.Tensor], conf: Namespace) -> float:
+        """FedScale's moving average of the batch losses of the first epoch."""
+        means = torch.stack([loss.mean() for loss in losses]).tolist()
+        moving = means[0]
+        for mean in means[1:]:
+            moving = (1.0 - conf.loss_decay) * moving + conf.loss_decay * mean
+        return moving  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _signals(model: torch.nn.Module, conf: Namespace, received: list[torch.Tensor]) -> dict[str, np.ndarray]:
+        signals: dict[str, Any] = {}
+        if signal.DIRECTION in conf.needs:
+            signals[signal.DIRECTION] = (flat(received) - flat(model.parameters())) / conf.learning_rate
+        if signal.WEIGHTS in conf.needs:
+            signals[signal.WEIGHTS] = flat(model.parameters())
+        if signal.INTERVIEW_ACCURACY in conf.needs:
+            signals[signal.INTERVIEW_ACCURACY] = np.float64(
+                evaluate(model, conf.interview, conf.model, conf.test_bsz).accuracy)
+        return signals
+
+    def test(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, float]:
+        """FedScale's test result of one chunk of the test set."""
+        result = evaluate(model, client_data, conf.model, conf.test_bsz)
+        return {"top_1": result.correct, "top_5": result.correct_5, "test_loss": result.loss, "test_len": result.n}
+
+
+class Evaluation:
+    """Counts and sums over a set of samples."""
+
+    def __init__(self) -> None:
+        self.n = self.correct = self.correct_5 = 0
+        self.loss = self.square_loss = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.n if self.n else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.n if self.n else 0.0
+
+    @property
+    def mean_square_loss(self) -> float:
+        return self.square_loss / self.n if self.n else 0.0
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, data: Samples, model_name: str, batch: int) -> Evaluation:
+    """The model in evaluation mode on all of `data`."""
+    model.eval()
+    result = Evaluation()
+    for x, y in zip(data.x.split(batch), data.y.split(batch), strict=True):
+        if len(y):
+            scores = model(x)
+            losses = sample_losses(model_name, scores, y).double()
+            hits = scores.topk(min(5, scores.shape[1]), dim=1).indices.eq(y.unsqueeze(1))
+            result.n += len(y)
+            result.correct += int(hits[:, 0].sum())
+            result.correct_5 += int(hits.sum())
+            result.loss += float(losses.sum())
+            result.square_loss += float(losses.square().sum())
+    return result
+
+
+def flat(tensors: Any) -> np.ndarray:
+    """Parameters end to end as one float32 vector (buffers such as BatchNorm's are no part of an update)."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).cpu().numpy()
+
+
+def _batches(data: Samples, batch: int, steps: int,
+             first_epoch: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`steps` batches of equal size; every epoch a new order, its remainder dropped, as FedScale's loader does.
+
+    An epoch is put in order once, so that a batch is a view."""
+    order = first_epoch
+    while True:
+        usable = min(len(order) // batch, steps) * batch
+        picked = order[:usable]
+        yield from zip(data.x[picked].split(batch), data.y[picked].split(batch), strict=True)
+        steps -= usable // batch
+        if steps <= 0:
+            return
+        order = torch.randperm(len(data))

@@ -1,0 +1,74 @@
+"""The model as arrays: FedScale's adapter, without its copies, and with BatchNorm buffers kept out of YoGi."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsuv_plugin.engine.stock import TorchModelAdapter
+
+
+class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no types
+    """Weights are lists of arrays in the order of the model's state_dict, buffers included."""
+
+    def set_weights(self, weights: Sequence[np.ndarray], is_aggregator: bool = True,
+                    client_training_results: list[dict[str, Any]] | None = None) -> None:
+        """Load weights; on the aggregator, step from the old ones to these as the job's gradient_policy says."""
+        state = list(self.model.state_dict().values())
+        last = [t.clone() for t in state] if is_aggregator and self.optimizer else []
+        new = [torch.from_numpy(np.ascontiguousarray(w)) for w in weights]
+        with torch.no_grad():
+            for tensor, value in zip(state, new, strict=True):
+                tensor.copy_(value)
+            if last:
+                self.optimizer.update_round_gradient(last, new, self.model, client_training_results)
+                # FedScale's server optimizers step buffers like weights, and a running variance that YoGi moved can
+                # turn negative. Buffers are statistics: they stay the clients' average.
+                trained = {name for name, _ in self.model.named_parameters()}
+                for (name, tensor), value in zip(self.model.state_dict().items(), new, strict=True):
+                    if name not in trained:
+                        tensor.copy_(value)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """A copy, so that an executor in the same process cannot see it change."""
+        return [t.detach().cpu().numpy().copy() for t in self.model.state_dict().values()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints: the weights and YoGi's moments."""
+        yogi = getattr(self.optimizer, "gradient_controller", None)
+        return {"weights": self.get_weights(),
+                "yogi": None if yogi is None else {k: [t.cpu().numpy() for t in getattr(yogi, k)] for k in _MOMENTS}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.set_weights(state["weights"], is_aggregator=False)
+        if state["yogi"] is not None:
+            for name, arrays in state["yogi"].items():
+                setattr(self.optimizer.gradient_controller, name, [torch.from_numpy(a) for a in arrays])
+
+
+_MOMENTS = ("v_t", "m_t")
+
+
+class Average:
+    """A weighted average of weight lists, folded in one at a time, summed in double precision."""
+
+    def __init__(self) -> None:
+        self._sums: list[np.ndarray] = []
+        self._like: list[np.ndarray] = []
+        self._total = 0.0
+
+    def add(self, weights: Sequence[np.ndarray], weight: float) -> None:
+        if not self._sums:
+            self._like = list(weights)
+            self._sums = [np.zeros(np.shape(w)) for w in weights]
+        for total, w in zip(self._sums, weights, strict=True):
+            total += weight * np.asarray(w, np.float64)
+        self._total += weight
+
+    def result(self) -> list[np.ndarray]:
+        """In the types the weights came in; a count such as BatchNorm's is rounded."""
+        averages = (total / self._total for total in self._sums)
+        return [(a if np.issubdtype(w.dtype, np.floating) else np.rint(a)).astype(w.dtype)
+                for a, w in zip(averages, self._like, strict=True)]

@@ -1,0 +1,158 @@
+"""The run directory: what a job was, what happened in it, and where it can go on from.
+
+    config.yml         the job, resolved; `fedsuv run --resume` reads it
+    environment.json   versions, seed, git revision, command
+    rounds.jsonl       one line a round
+    metrics.jsonl      one line an evaluation
+    checkpoint/        the state after the last checkpointed round, replaced as a whole
+    tensorboard/, log  what FedScale writes
+"""
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from fedsuv_plugin import safe_pickle
+from fedsuv_plugin.config import Job, load_job
+from fedsuv_plugin.errors import UserError
+
+PACKAGES = ("fedsuv_plugin", "fedscale", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "grpcio", "protobuf")
+CHECKPOINT_FORMAT = 1
+
+
+class RunDirectory:
+    """Appends records as they come; a line half-written by a killed job is dropped when the job resumes."""
+
+    def __init__(self, path: Path, job: Job):
+        self.path, self.job = path, job
+        self.events = path / "tensorboard"
+        self._checkpoint = path / "checkpoint" / "state.pkl"
+        self._open: dict[str, IO[str]] = {}
+        self._lock = (path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{path}: another job is writing to this run directory") from None
+
+    @classmethod
+    def create(cls, job: Job, time_stamp: str | None = None) -> RunDirectory:
+        """A new directory <log_path>/<job_name>/<time stamp>; a second one in the same second gets a number."""
+        parent = Path(job.config.log_path).expanduser() / job.config.job_name
+        stamp = time_stamp or datetime.now().strftime("%Y%m%d-%H%M%S")
+        for name in [stamp, *(f"{stamp}-{n}" for n in range(2, 1000))]:
+            with suppress(FileExistsError):
+                (parent / name).mkdir(parents=True)
+                break
+            if time_stamp is not None:
+                raise UserError(f"{parent / name}: this run directory exists already; pass another time_stamp")
+        run = cls(parent / name, job)
+        run._write_atomically(run.path / "config.yml", yaml.safe_dump(
+            {**job.cluster, "job_conf": [{key: value} for key, value in job.flat().items()]}, sort_keys=False))
+        run._write_atomically(run.path / "environment.json", json.dumps(environment(job), indent=2) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, overrides: dict[str, object] | None = None) -> RunDirectory:
+        path = Path(path)
+        if not (path / "config.yml").is_file():
+            raise UserError(f"{path}: not a run directory (it has no config.yml)")
+        return cls(path, load_job(path / "config.yml", overrides))
+
+    # ---- records
+
+    def append(self, file: str, record: dict[str, Any]) -> None:
+        """One line to rounds.jsonl or metrics.jsonl, handed to the system at once."""
+        if file not in self._open:
+            self._open[file] = (self.path / file).open("a", encoding="utf-8")
+        self._open[file].write(json.dumps(record, allow_nan=False) + "\n")
+        self._open[file].flush()
+
+    def records(self, file: str) -> list[dict[str, Any]]:
+        return list(_complete_lines(self.path / file))
+
+    def rewind(self, round_number: int) -> None:
+        """Forget what was recorded after a round: the job goes on from there."""
+        for file in ("rounds.jsonl", "metrics.jsonl"):
+            kept = [record for record in self.records(file) if record["round"] <= round_number]
+            if file in self._open:
+                self._open.pop(file).close()
+            self._write_atomically(self.path / file, "".join(json.dumps(record) + "\n" for record in kept))
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        self._checkpoint.parent.mkdir(exist_ok=True)
+        self._write_atomically(self._checkpoint, safe_pickle.dumps({"format": CHECKPOINT_FORMAT, **state}))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        if not self._checkpoint.is_file():
+            return None
+        with self._checkpoint.open("rb") as file:
+            state: dict[str, Any] = safe_pickle.load(file)
+        if state.get("format") != CHECKPOINT_FORMAT:
+            raise UserError(f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job anew")
+        return state
+
+    @staticmethod
+    def _write_atomically(path: Path, content: str | bytes) -> None:
+        """The whole file or none of it, whenever the process or the machine dies."""
+        temporary = path.with_name(path.name + ".partial")
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        self._lock.close()
+
+
+def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSON-lines file, up to the first line that was not written to its end."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)
+
+
+def environment(job: Job) -> dict[str, Any]:
+    return {"seed": job.config.seed, "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]], "python": platform.python_version(),
+            "platform": platform.platform(), "git_revision": _git_revision(),
+            "packages": {name: _version(name) for name in PACKAGES}}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The revision of this code, where it runs from a checkout; '+' marks uncommitted changes."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True,
+                              check=True).stdout.strip()
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
