@@ -113,6 +113,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def fail(self, error: Exception) -> None:
         """From any thread: the job ends with this error."""
         self._results.put(error)
+        with self._changed:
+            self._changed.notify_all()
 
     def _tell(self, event: str, executors: list[str] | None = None) -> None:
         with self._changed:

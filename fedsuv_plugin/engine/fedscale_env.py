@@ -94,7 +94,8 @@ def _own_logging(logger: types.ModuleType) -> None:
     only the folder for TensorBoard events is left for FedScale to know."""
     def init_logging() -> None:
         logger.logDir = parser_module().args.event_dir  # type: ignore[attr-defined]
-        os.makedirs(logger.logDir, exist_ok=True)
+        if logger.logDir:  # an executor writes none
+            os.makedirs(logger.logDir, exist_ok=True)
 
     logger.init_logging = init_logging  # type: ignore[attr-defined]
 
