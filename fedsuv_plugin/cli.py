@@ -7,13 +7,12 @@ import json
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import Any
 
 from fedsuv_plugin import registry
 from fedsuv_plugin.config import JobConfig, load_job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.params import Params, explain, parse_assignment
+from fedsuv_plugin.params import explain, parse_assignment
 
 RUN_HELP = """\
 Run a FedScale job from its YAML file and record it in a run directory.
@@ -168,26 +167,18 @@ def _selectors(args: argparse.Namespace) -> int:
     else:
         entry = entries[0]
         print(f"{entry['name']}: {entry['paper']}\n{entry['class']}\n\n{entry['about']}\n")
-        _print_params(explain(entry["params"], prefix=f"{entry['name']}."))
+        _print_params(explain(registry.params_class(registry.client_manager_class(args.name)), f"{args.name}."))
     return 0
 
 
 def _describe(name: str) -> dict[str, Any]:
     manager = registry.client_manager_class(name)
-    selector, params = getattr(manager, "selector_class", None), registry.params_class(manager)
-    about = inspect.getdoc(sys.modules[(selector or manager).__module__]) or ""
-    return _Entry({"name": name, "paper": getattr(selector, "paper", ""), "class": f"{manager.__module__}:{manager.__name__}",
-                   "about": about, "needs": sorted(getattr(selector, "needs", ())),
-                   "parameters": [dict(zip(("name", "default", "allowed", "help"), row, strict=True))
-                                  for row in explain(params)]}, params)
-
-
-class _Entry(dict[str, Any]):
-    """A description that is JSON, with the parameter class beside it."""
-
-    def __init__(self, values: dict[str, Any], params: type[Params]):
-        super().__init__(values)
-        self.params = params
+    selector = getattr(manager, "selector_class", None)
+    return {"name": name, "paper": getattr(selector, "paper", ""), "class": f"{manager.__module__}:{manager.__name__}",
+            "about": inspect.getdoc(sys.modules[(selector or manager).__module__]) or "",
+            "needs": sorted(getattr(selector, "needs", ())),
+            "parameters": [dict(zip(("name", "default", "allowed", "help"), row, strict=True))
+                           for row in explain(registry.params_class(manager))]}
 
 
 def _print_params(rows: list[tuple[str, str, str, str]]) -> None:

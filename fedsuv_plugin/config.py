@@ -135,7 +135,7 @@ class Job:
         """The job as the arguments FedScale's driver would pass."""
         return [f"--{key}={value}" for key, value in self.flat().items()]
 
-    def with_values(self, **values: object) -> Job:
+    def with_values(self, **values: Any) -> Job:
         return replace(self, config=replace(self.config, **values))
 
 

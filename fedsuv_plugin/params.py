@@ -14,7 +14,6 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from functools import cache
 from typing import Any, TypeVar
 
 import yaml
@@ -37,8 +36,9 @@ class Params:
     """Checks every field against its declaration; numbers may come as text, as YAML gives `1e-3`."""
 
     def __post_init__(self) -> None:
+        allowed = _types(type(self))
         for f in fields(self):
-            object.__setattr__(self, f.name, check(f, _types(type(self))[f.name], getattr(self, f.name)))
+            object.__setattr__(self, f.name, check(f, allowed[f.name], getattr(self, f.name)))
 
     @classmethod
     def from_mapping(cls: type[P], values: Mapping[str, Any]) -> P:
@@ -59,7 +59,6 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str = "key"
             raise UserError(f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 
-@cache
 def _types(cls: type[Params]) -> dict[str, tuple[type, ...]]:
     """Field name -> the types its annotation allows."""
     hints = typing.get_type_hints(cls)

@@ -63,7 +63,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._results: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards what executors are told and who they are
         self._task_meta: dict[str, Any] = {}
-        self._sizes: np.ndarray | None = None
+        self._sizes = np.zeros(0, np.int64)  # samples of each client, as the executors report them
         self._metrics: dict[str, Any] | None = None  # the last evaluation
 
     def init_client_manager(self, args: Namespace) -> Any:
@@ -224,7 +224,6 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                             f"{len(self.individual_client_events)} came; see connection_timeout")
 
     def _register_clients(self) -> None:
-        assert self._sizes is not None
         self._population = load_population(len(self._sizes), self.config.device_conf_file,
                                            self.config.device_avail_file)
         self._work = Work(self.config.batch_size, self.config.local_steps, self.model_update_size,
@@ -403,7 +402,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             self.client_manager.load_state_dict(state["client_manager"])
         self.run_directory.rewind(self.round if state is not None else -1)
         if state is not None:
-            self.log_writer.close()
+            self.log_writer.close()  # type: ignore[has-type]
             self.log_writer = SummaryWriter(log_dir=str(self.run_directory.events), purge_step=self.round + 1)
 
 

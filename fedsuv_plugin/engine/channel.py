@@ -73,7 +73,7 @@ class LoopbackChannel:
     def close_sever_connection(self) -> None:
         pass
 
-    def register(self, executor_id: str, info: object, timeout: float) -> Event:
+    def register(self, executor_id: str, info: dict[str, Any], timeout: float) -> Event:
         self._aggregator.admit(executor_id, info)
         return NOTHING
 

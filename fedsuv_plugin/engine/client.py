@@ -40,7 +40,7 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
             squares = torch.cat(losses[:steps_per_epoch]).double().square().mean().item()
         else:
             squares = before.mean_square_loss
-        signals = self._signals(model, conf, received)
+        signals: dict[str, Any] = self._signals(model, conf, received)
         if before is not None:
             signals[signal.ACCURACY_GAIN] = np.float64(
                 evaluate(model, seen, conf.model, conf.test_bsz).accuracy - before.accuracy)
@@ -67,9 +67,9 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
             if conf.gradient_policy == "fed-prox":
                 # The proximal term's gradient, mu (w - w_received). (FedScale adds lr mu (w - w_received) to the
                 # weights after the step, which drives them away from the received model.)
-                gradients = [p.grad for p in parameters if p.grad is not None]
-                with torch.no_grad():
-                    torch._foreach_add_(gradients, torch._foreach_sub(parameters, received), alpha=conf.proxy_mu)
+                for p, start in zip(parameters, received, strict=True):
+                    if p.grad is not None:
+                        p.grad.add_(p.detach() - start, alpha=conf.proxy_mu)
             optimizer.step()
             losses.append(loss.detach())
         return losses
@@ -85,10 +85,10 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         moving = means[0]
         for mean in means[1:]:
             moving = (1.0 - conf.loss_decay) * moving + conf.loss_decay * mean
-        return moving  # type: ignore[no-any-return]
+        return moving
 
     @staticmethod
-    def _signals(model: torch.nn.Module, conf: Namespace, received: list[torch.Tensor]) -> dict[str, np.ndarray]:
+    def _signals(model: torch.nn.Module, conf: Namespace, received: list[torch.Tensor]) -> dict[str, Any]:
         signals: dict[str, Any] = {}
         if signal.DIRECTION in conf.needs:
             signals[signal.DIRECTION] = (flat(received) - flat(model.parameters())) / conf.learning_rate

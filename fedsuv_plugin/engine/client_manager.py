@@ -62,7 +62,8 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             ids = np.array(sorted(self._registered), np.int64)
             self._start(ids, np.array([self._registered[i] for i in ids.tolist()], np.int64), load_population(
                 int(ids.max(initial=0)), _file(self.args.device_conf_file), _file(self.args.device_avail_file)))
-        assert self._selector is not None and self._population is not None
+        assert self._selector is not None
+        assert self._population is not None
         return self._selector, self._population
 
     def _start(self, ids: np.ndarray, sizes: np.ndarray, population: Population) -> None:
@@ -190,7 +191,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     def getDataInfo(self) -> dict[str, int]:
         self._ready()
-        return super().getDataInfo()  # type: ignore[no-any-return]
+        return super().getDataInfo()
 
     def diagnostics(self) -> dict[str, Any]:
         return self.selector.diagnostics()

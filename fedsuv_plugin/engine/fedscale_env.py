@@ -1,7 +1,8 @@
 """Make FedScale 1.0 importable and tell it what the job is.
 
 FedScale's modules import TensorFlow and wandb even for a PyTorch job, parse `sys.argv` at import and read the result
-as a global. `load` gets them imported once without any of that leaking out; `set_args` is the only writer of the global.
+as a global. `load` gets them imported once without any of that leaking out; `set_args` is the only writer of that
+global.
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 OPTIONAL = {"tensorflow": "tensorflow", "wandb": "wandb"}  # package FedScale imports -> our extra that installs it
 
@@ -46,7 +47,7 @@ def _stand_ins() -> Iterator[None]:
     for name in OPTIONAL:
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             module = types.ModuleType(name)
-            module.__getattr__ = _absent(name).__getattr__  # type: ignore[method-assign]
+            module.__getattr__ = partial(getattr, _absent(name))  # type: ignore[method-assign]
             sys.modules[name] = module
             added.append(name)
     try:
@@ -123,5 +124,5 @@ def set_args(values: dict[str, object]) -> argparse.Namespace:
     args: argparse.Namespace = module.parser.parse_args([])
     vars(args).update(values)
     args.num_class = module.datasetCategories.get(args.data_set, args.num_classes)
-    module.args = args
+    module.args = args  # type: ignore[attr-defined]
     return args

@@ -5,13 +5,15 @@ returns rows, and learns from the outcome. Everything random comes from the gene
 """
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsuv_plugin.params import NoParams, Params
+from fedsuv_plugin.params import NoParams
+from fedsuv_plugin.params import Params as AnyParams
 
 # What a selector may ask of the clients beyond loss statistics; clients compute only what is asked for.
 ACCURACY_GAIN = "accuracy_gain"            # accuracy on the samples trained on, after minus before
@@ -95,16 +97,16 @@ class Selector(ABC):
     name: ClassVar[str]
     paper: ClassVar[str]  # one line: authors, title, venue
     needs: ClassVar[frozenset[str]] = frozenset()
-    Params: ClassVar[type[Params]] = NoParams
+    Params: ClassVar[type[AnyParams]] = NoParams
     state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; `state_dict` carries them and the generator
 
-    def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
+    def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
         self.params: Any = params
         self.clients = clients
         self.rng = rng
 
     @classmethod
-    def required(cls, params: Params) -> frozenset[str]:
+    def required(cls, params: AnyParams) -> frozenset[str]:
         """What clients must compute for this selector with these parameters; a wrapper adds its inner selector's."""
         return cls.needs
 
@@ -116,7 +118,7 @@ class Selector(ABC):
     def select(self, view: RoundView, k: int) -> np.ndarray:
         """min(k, online) distinct rows of view.online."""
 
-    def update(self, outcome: RoundOutcome) -> None:
+    def update(self, outcome: RoundOutcome) -> None:  # noqa: B027  one that learns nothing need not say so
         """Learn from a finished round."""
 
     def explain(self) -> dict[str, np.ndarray]:
@@ -133,7 +135,7 @@ class Selector(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
         for name in self.state:
-            setattr(self, name, state[name])
+            setattr(self, name, copy.deepcopy(state[name]))  # the state stays the giver's
 
 
 def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -141,6 +143,8 @@ def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     n = len(scores)
     if k >= n:
         candidates = np.arange(n)
+    elif k <= 0:
+        candidates = np.arange(0)
     else:
         threshold = np.partition(scores, n - k)[n - k]
         above = np.flatnonzero(scores > threshold)

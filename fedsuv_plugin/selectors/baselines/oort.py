@@ -154,7 +154,10 @@ class Oort(Selector):
         mask = np.zeros(len(self.clients), bool)
         if self.params.blacklist_rounds != NEVER:
             over = np.flatnonzero(self.count > self.params.blacklist_rounds)
-            mask[over[self._best(self.count[over], int(self.params.blacklist_max_len * len(mask)))]] = True
+            room = int(self.params.blacklist_max_len * len(mask))
+            if len(over) > room:  # counts are whole numbers: a fraction added breaks ties, and a partition will do
+                over = over[np.argpartition(-self.count[over] - self.rng.random(len(over)), room)[:room]]
+            mask[over] = True
         return mask
 
     def _pace(self, reward: np.ndarray) -> None:

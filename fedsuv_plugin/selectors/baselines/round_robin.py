@@ -18,16 +18,18 @@ from fedsuv_plugin.selectors.base import ClientTable, RoundView, Selector, best
 class RoundRobin(Selector):
     name = "round_robin"
     paper = "Yang et al., Scheduling Policies for Federated Learning in Wireless Networks, IEEE TCOM 2020"
-    state = ("last_asked",)
+    state = ("ticket", "issued")
 
     def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
-        self.last_asked = np.zeros(len(clients), np.int64)  # 0 = never; rounds count from 1
+        self.ticket = np.zeros(len(clients), np.int64)  # place in the queue, lowest first; 0 = never asked
+        self.issued = 0
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        rows = view.online[best(-self.last_asked[view.online], k, self.rng)]
-        self.last_asked[rows] = view.round
+        rows = view.online[best(-self.ticket[view.online], k, self.rng)]
+        self.ticket[rows] = self.issued + 1 + np.arange(len(rows))
+        self.issued += len(rows)
         return rows
 
     def explain(self) -> dict[str, np.ndarray]:
-        return {"last_asked": self.last_asked}
+        return {"ticket": self.ticket}

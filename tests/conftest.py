@@ -1,0 +1,43 @@
+"""What the tests share: jobs on small worlds, their records, and the real data where it is at hand."""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsuv_plugin.config import Job, make_job
+
+SMALL: dict[str, object] = {
+    "job_name": "test", "data_set": "synthetic", "synthetic_samples": 600, "synthetic_dim": 8, "synthetic_classes": 4,
+    "num_clients": 20, "partition": "dirichlet", "model": "lr", "num_participants": 4, "rounds": 6, "local_steps": 3,
+    "batch_size": 8, "eval_interval": 2, "seed": 3}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Job]:
+    """A small job, with the given keys over its own; `oort.x` is spelt oort__x."""
+    def make(**values: object) -> Job:
+        keys = {key.replace("__", "."): value for key, value in values.items()}
+        return make_job({**SMALL, "log_path": str(tmp_path / "runs"), **keys})
+    return make
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder of real data sets, or a skip that says how to get it."""
+    root = os.environ.get("FEDSUV_DATA")
+    if not root:
+        pytest.skip("FEDSUV_DATA is not set: no real data sets on this machine")
+    return Path(root)
+
+
+def records(path: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    """The lines of a record file, without what is measured in wall time."""
+    lines = [json.loads(line) for line in (path / file).read_text().splitlines()]
+    for line in lines:
+        line.pop("select_seconds", None)
+    return lines
