@@ -46,6 +46,8 @@ _REPLACED = {("torch.storage", "_load_from_bytes"): _storage_from_bytes, ("_code
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "__builtin__":  # what protocol 2 calls builtins
+            module = "builtins"
         if (module, name) in _REPLACED:
             return _REPLACED[module, name]
         if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):

@@ -1,6 +1,7 @@
 """Selectors by entry point, ours and other people's."""
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from conftest import records
 
 from fedsuv_plugin import registry
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
@@ -57,7 +59,7 @@ PLUGIN = {
         py_modules = tiny_selector
         [options.entry_points]
         fedscale.client_manager =
-            every_other = tiny_selector:EveryOtherManager
+            worst_loss = tiny_selector:WorstLossManager
             foreign_first = tiny_selector:FirstManager
         """,
     "pyproject.toml": """
@@ -71,20 +73,23 @@ PLUGIN = {
         from fedscale.cloud.client_manager import ClientManager
         from fedsuv_plugin.engine.client_manager import SelectorClientManager
         from fedsuv_plugin.params import Params, param
-        from fedsuv_plugin.selectors.base import Selector
+        from fedsuv_plugin.selectors.base import LOSS, Probe, Selector
 
         @dataclass(frozen=True, kw_only=True)
-        class EveryOtherParams(Params):
-            start: int = param(0, "first row", low=0, high=1)
+        class WorstLossParams(Params):
+            candidates: int = param(20, "how many clients are asked for their loss", low=1)
 
-        class EveryOther(Selector):
-            name, paper, Params = "every_other", "nobody, 2026", EveryOtherParams
+        class WorstLoss(Selector):
+            name, paper, Params, needs = "worst_loss", "nobody, 2026", WorstLossParams, frozenset({LOSS})
+
+            def probe(self, view):
+                return Probe(LOSS, self.rng.choice(view.online, self.params.candidates, replace=False))
 
             def select(self, view, k):
-                return view.online[self.params.start::2][:k]
+                return view.probe.rows[(-view.probe.values).argsort()[:k]]
 
-        class EveryOtherManager(SelectorClientManager):
-            selector_class = EveryOther
+        class WorstLossManager(SelectorClientManager):
+            selector_class = WorstLoss
 
         class FirstManager(ClientManager):
             def select_participants(self, num_of_clients, cur_time=0):
@@ -106,15 +111,19 @@ def test_a_package_of_its_own_adds_selectors(tmp_path: Path) -> None:
         from fedsuv_plugin.cli import main
         job = ["--quiet", "--set", "rounds=2", "--set", "log_path=runs", "--set", "overcommitment=1"]
         quickstart = sys.argv[1]
-        assert main(["selectors", "every_other"]) == 0
-        assert main(["run", quickstart, *job, "--set", "sample_mode=every_other", "--set", "every_other.start=1"]) == 0
+        assert main(["selectors", "worst_loss"]) == 0
+        worst = ["run", quickstart, *job, "--set", "sample_mode=worst_loss", "--set", "worst_loss.candidates=30"]
+        assert main([*worst, "--set", "job_name=here"]) == 0
+        assert main([*worst, "--set", "job_name=there", "--launcher", "processes"]) == 0
         assert main(["run", quickstart, *job, "--set", "sample_mode=foreign_first"]) == 0
         """)
     quickstart = Path(__file__).parent.parent / "configs" / "quickstart.yml"
     done = subprocess.run([sys.executable, "-c", script, str(quickstart)], cwd=tmp_path, capture_output=True, text=True,
-                          env={**__import__("os").environ, "PYTHONPATH": f"{site}:{':'.join(sys.path)}"})
+                          env={**os.environ, "PYTHONPATH": f"{site}:{':'.join(sys.path)}"})
     assert done.returncode == 0, done.stderr
-    assert "every_other.start: 0" in done.stdout
-    first, second = sorted((tmp_path / "runs" / "quickstart").iterdir())
-    assert '"asked": [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]' in (first / "rounds.jsonl").read_text()
-    assert '"asked": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]' in (second / "rounds.jsonl").read_text()
+    assert "worst_loss.candidates: 20" in done.stdout
+    here, there, foreign = (records(next((tmp_path / "runs" / name).iterdir()))
+                            for name in ("here", "there", "quickstart"))
+    assert here == there  # probes go over gRPC too
+    assert here[0]["asked"] != here[1]["asked"]
+    assert [r["asked"] for r in foreign] == [list(range(1, 11))] * 2

@@ -22,7 +22,7 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
 
     def train(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, Any]:
         """Train `model` in place from the weights it holds; FedScale's result dictionary, plus `signals`."""
-        torch.manual_seed(torch_seed(conf.seed, "client", conf.client_id, conf.round))
+        self._seed(torch_seed(conf.seed, "client", conf.client_id, conf.round))
         batch = min(conf.batch_size, len(client_data))
         steps_per_epoch = len(client_data) // batch
         trained = min(len(client_data), conf.local_steps * conf.batch_size)
@@ -49,6 +49,12 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
                 "utility": trained * math.sqrt(squares) if squares >= 0 else math.nan, "wall_duration": 0,
                 "update_weight": {name: t.detach().cpu().numpy().copy() for name, t in model.state_dict().items()},
                 "signals": signals}
+
+    def _seed(self, seed: int) -> None:
+        """What `torch.manual_seed` does, but without the note it keeps of every call while CUDA is not in use."""
+        torch.default_generator.manual_seed(seed)
+        if self.args.use_cuda:
+            torch.cuda.manual_seed(seed)
 
     def get_model_adapter(self, model: torch.nn.Module) -> ModelAdapter:
         return ModelAdapter(model)

@@ -156,7 +156,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
                             client_id, self.count)
             success = False
         self._feedback[int(client_id)] = _Feedback(
-            success, float(np.nan_to_num(duration)), *((float(auxi) ** 2, float(reward)) if success else (0.0, 0.0)))
+            success, float(duration), *((float(auxi) ** 2, float(reward)) if success else (0.0, 0.0)))
 
     def register_signals(self, client_id: int, signals: dict[str, np.ndarray]) -> None:
         """Ours: what the selector asked of a client beyond FedScale's feedback."""
@@ -172,8 +172,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             return
         given = list(self._feedback.values())
         rows, valid = self._rows(list(self._feedback)), np.array([f.success for f in given])
+        duration = np.array([f.duration for f in given])
+        duration = np.where(np.isfinite(duration), duration, self.clients.expected_duration[rows])
         self.selector.update(RoundOutcome(
-            round=self.count, rows=rows, valid=valid, duration=np.array([f.duration for f in given]),
+            round=self.count, rows=rows, valid=valid, duration=duration,
             loss=np.array([f.loss for f in given]), utility=np.array([f.utility for f in given]),
             samples=np.where(valid, self.clients.round_samples[rows], 0),
             signals=_stack([f.signals for f in given], valid), accuracy=accuracy, test_loss=test_loss))

@@ -18,18 +18,12 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
         """Load weights; on the aggregator, step from the old ones to these as the job's gradient_policy says."""
         state = list(self.model.state_dict().values())
         last = [t.clone() for t in state] if is_aggregator and self.optimizer else []
-        new = [torch.from_numpy(np.ascontiguousarray(w)) for w in weights]
+        new = [torch.from_numpy(np.asarray(w, order="C")) for w in weights]
         with torch.no_grad():
             for tensor, value in zip(state, new, strict=True):
                 tensor.copy_(value)
             if last:
-                self.optimizer.update_round_gradient(last, new, self.model, client_training_results)
-                # FedScale's server optimizers step buffers like weights, and a running variance that YoGi moved can
-                # turn negative. Buffers are statistics: they stay the clients' average.
-                trained = {name for name, _ in self.model.named_parameters()}
-                for (name, tensor), value in zip(self.model.state_dict().items(), new, strict=True):
-                    if name not in trained:
-                        tensor.copy_(value)
+                self.optimizer.update_round_gradient(last, new, _Parameters(self.model), client_training_results)
 
     def get_weights(self) -> list[np.ndarray]:
         """A copy, so that an executor in the same process cannot see it change."""
@@ -49,6 +43,22 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
 
 
 _MOMENTS = ("v_t", "m_t")
+
+
+class _Parameters:
+    """The model as FedScale's server optimizers see it: they compute a step for everything in the state_dict, but
+    only parameters take it. Buffers are statistics and stay the clients' average; a running variance that YoGi moved
+    could turn negative."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._model.state_dict()
+
+    def load_state_dict(self, stepped: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self._model.named_parameters():
+            parameter.copy_(stepped[name])
 
 
 class Average:
