@@ -1,4 +1,4 @@
-"""The command line: `fedsuv run`, `fedsuv selectors`."""
+"""The command line: `fedsuv run`, `fedsuv selectors`, `fedsuv traces`."""
 from __future__ import annotations
 
 import argparse
@@ -13,6 +13,7 @@ from fedsuv_plugin import registry
 from fedsuv_plugin.config import JobConfig, load_job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import explain, parse_assignment
+from fedsuv_plugin.traces import commands as traces
 
 RUN_HELP = """\
 Run a FedScale job from its YAML file and record it in a run directory.
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     selectors.add_argument("name", nargs="?", help="the selector to explain")
     selectors.add_argument("--json", action="store_true", help="the same for programs")
     selectors.set_defaults(run=_selectors)
+    traces.register(commands)
     return parser
 
 
@@ -95,6 +97,11 @@ def _run(args: argparse.Namespace) -> int:
     progress = Progress(run.job.config, args.quiet)
     try:
         finished = run_job(run, args.launcher, args.executors, progress)
+    except UserError:
+        progress.end()
+        if args.resume is None:
+            run.discard()
+        raise
     except JobFailed as error:
         progress.end()
         print(f"fedsuv: {error}; resume with: fedsuv run --resume {run.path}", file=sys.stderr)

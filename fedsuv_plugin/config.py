@@ -19,6 +19,7 @@ from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import Params, param, refuse_unknown
 
+FILES = ("device_conf_file", "device_avail_file", "data_map_file", "data_dir")  # job keys that name files
 TOP_LEVEL = ("ps_ip", "worker_ips", "exp_path", "executor_entry", "aggregator_entry", "auth", "setup_commands",
              "job_conf")
 
@@ -159,10 +160,21 @@ def _in_file(path: Path, content: object, overrides: Mapping[str, object]) -> Jo
         values = _job_conf(content.get("job_conf"))
         if "ps_ip" in content:
             values.setdefault("ps_ip", content["ps_ip"])
+        values = {key: _located(value, path) if key in FILES else value for key, value in values.items()}
         cluster = {key: value for key, value in content.items() if key != "job_conf"}
         return make_job({**values, **overrides}, cluster=cluster, source=str(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _located(name: object, job_file: Path) -> object:
+    """A file that a job file names: relative to the working directory or, if it is not there, to the job file's folder
+    or one above it, so that a job of this repository runs from anywhere."""
+    if isinstance(name, str) and not Path(name).expanduser().exists():
+        for folder in job_file.resolve().parents:
+            if (folder / name).exists():
+                return str(folder / name)
+    return name
 
 
 def _job_conf(entries: object) -> dict[str, object]:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,12 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+    def discard(self) -> None:
+        """Remove the directory of a job that was refused before its first round: there is nothing in it to keep."""
+        self.close()
+        if not (self.path / "rounds.jsonl").exists():
+            shutil.rmtree(self.path)
 
     def close(self) -> None:
         for file in self._open.values():

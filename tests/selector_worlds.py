@@ -15,7 +15,8 @@ def table(n: int, samples: Numbers = 40, duration: Numbers = 10.0) -> ClientTabl
     sizes = np.broadcast_to(np.asarray(samples), n).astype(np.int64)
     seconds = np.broadcast_to(np.asarray(duration, float), n).copy()
     return ClientTable(ids=np.arange(1, n + 1), samples=sizes, round_samples=sizes.copy(),
-                       features=seconds[:, None].copy(), feature_names=("seconds",), expected_duration=seconds)
+                       features=seconds[:, None].copy(), feature_names=("seconds",), expected_duration=seconds,
+                       energy=np.zeros(n), position=np.zeros((n, 2)))
 
 
 def look(clients: ClientTable, round_number: int = 1, online: Sequence[int] | np.ndarray | None = None) -> RoundView:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_swapping_the_selector_is_one_key(
 @pytest.mark.parametrize(("words", "message"), [
     (["run", QUICKSTART, "--set", "sample_mode=fedsvu"],
      f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: oort, random, round_robin"),
-    (["run", QUICKSTART, "--set", "rounds=none"], f"fedsuv: {QUICKSTART}: rounds: expected an integer >= 1, got 'none'"),
+    (["run", QUICKSTART, "--set", "rounds=no"], f"fedsuv: {QUICKSTART}: rounds: expected an integer >= 1, got False"),
     (["run", QUICKSTART, "--set", "rounds"], "fedsuv: --set rounds: expected key=value"),
     (["run", "nowhere.yml"], "fedsuv: no such job file: nowhere.yml"),
     (["run"], "fedsuv: run: expected a job file or --resume DIR"),
@@ -66,6 +67,25 @@ def test_a_job_refused_before_it_starts_leaves_nothing_behind(
         capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert fedsuv(capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}/runs", "--set", "momentum=2")[0] == 2
     assert not (tmp_path / "runs").exists()
+    # this one is found out only when the job starts
+    code, _, err = fedsuv(capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}/runs", "--set", "data_set=Mnst")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert list((tmp_path / "runs" / "quickstart").iterdir()) == []
+
+
+def test_a_deadline_shows_in_the_progress_line_and_agrees_with_the_curve(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """600 clients asked at random: the share valid has a standard error of at most 0.02; allow five."""
+    code, _, err = fedsuv(capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}", "--set", "round_deadline=80")
+    assert code == 0
+    rounds = records(next((tmp_path / "quickstart").iterdir()))
+    share = sum(len(r["valid"]) for r in rounds) / sum(len(r["asked"]) for r in rounds)
+    assert f"valid {len(rounds[-1]['valid'])}/10" in err
+    population = str(Path(QUICKSTART).parent.parent / "device_traces" / "population_3500.npz")
+    _, out, _ = fedsuv(capsys, "traces", "show", population, "--job", QUICKSTART, "--set", "round_deadline=80")
+    shown = re.search(r"round_deadline 80: ([\d.]+)% of those asked are valid", out)
+    assert shown
+    assert abs(share - float(shown[1]) / 100) < 0.1
 
 
 def test_debug_shows_the_traceback() -> None:

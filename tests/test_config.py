@@ -67,6 +67,21 @@ def test_overrides_win_and_are_checked() -> None:
     assert "rounds: expected an integer >= 1, got 0" in refusal(QUICKSTART, rounds=0)
 
 
+def test_files_are_found_from_the_working_directory_or_from_the_job_file(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "a.npz").touch()
+    path = write(tmp_path / "configs" / "job.yml", "job_conf:\n  - device_conf_file: traces/a.npz\n"
+                 "  - device_avail_file: traces/b.npz\n")
+    monkeypatch.chdir(tmp_path / "traces")
+    config = load_job(path).config
+    assert config.device_conf_file == str(tmp_path / "traces" / "a.npz")
+    assert config.device_avail_file == "traces/b.npz"  # nowhere: left as it is, for the error to name
+    monkeypatch.chdir(tmp_path)
+    assert load_job(path).config.device_conf_file == "traces/a.npz"
+
+
 def test_parameters_of_selectors_not_chosen_are_kept_and_checked(tmp_path: Path) -> None:
     job = make_job({"sample_mode": "random", "oort.exploration_min": "0.1", "round_threshold": 50})
     assert job.selector_params == {"oort": {"exploration_min": 0.1, "round_threshold": 50.0}}

@@ -27,7 +27,9 @@ from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.selectors.base import NEEDS, Probe, RoundOutcome, RoundView, Selector
-from fedsuv_plugin.tasks import FederatedData, Samples, initial_model
+from fedsuv_plugin.tasks import FederatedData, Samples, initial_model, model_kbit
+from fedsuv_plugin.traces.clock import fluctuation
+from fedsuv_plugin.traces.population import load_population
 
 MakeJob = Callable[..., Job]
 CPU = torch.device("cpu")
@@ -200,6 +202,24 @@ def test_a_deadline_decides_who_is_valid(job: MakeJob, tmp_path: Path) -> None:
         assert set(r["valid"]) == {c for c in r["asked"] if c <= 10}
         assert r["duration"] == 1.5 if len(r["valid"]) < 4 else r["duration"] < 1.5
     assert any(len(r["valid"]) < 4 for r in rounds)
+
+
+def test_energy_of_a_round_by_hand(job: MakeJob) -> None:
+    """Power x time for everyone who was asked, in time or not, with the times as this round has them."""
+    trace = str(Path(__file__).parent.parent / "device_traces" / "population_3500.npz")
+    small = job(device_conf_file=trace, round_deadline=10.0, rounds=2, num_participants=8)
+    devices, kbit = load_population(20, trace, None), model_kbit(small.config)
+    assert devices.compute_w is not None
+    assert devices.radio_w is not None
+    for r in records(run(small)):
+        joules = 0.0
+        for client, factor in zip(r["asked"], fluctuation(3, 0.1, np.array(r["asked"]), r["round"]), strict=True):
+            i = client - 1
+            computing = 3 * 8 * 3 * devices.ms_per_sample[i] / 1000
+            sending = kbit / devices.kbps_up[i] + kbit / devices.kbps_down[i]
+            joules += factor * (devices.compute_w[i] * computing + devices.radio_w[i] * sending)
+        assert r["energy_joules"] == pytest.approx(joules)
+        assert 0 < len(r["valid"]) < 8
 
 
 @pytest.mark.parametrize("key", ["device_conf_file", "device_avail_file"])

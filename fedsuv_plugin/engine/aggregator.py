@@ -38,7 +38,7 @@ from fedsuv_plugin.engine.stock import (
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.tasks import initial_model, kbit
-from fedsuv_plugin.traces.clock import Settlement, Work, durations, fluctuation, settle
+from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
 
 PING_WAIT = 20.0  # seconds an executor's request is held while there is nothing to do
@@ -239,9 +239,10 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
     def _register_one_by_one(self, sizes: np.ndarray) -> None:
         """A client manager that knows nothing of us gets FedScale's own calls."""
+        kbps = self._population.one_way_kbps
         for i, size in enumerate(sizes.tolist()):
             self.client_manager.register_client(1, i + 1, size=size, speed={
-                "computation": self._population.ms_per_sample[i], "communication": self._population.kbps_down[i]})
+                "computation": self._population.ms_per_sample[i], "communication": kbps[i]})
             self.client_manager.registerDuration(
                 i + 1, batch_size=self.config.batch_size, local_steps=self.config.local_steps,
                 upload_size=self.model_update_size, download_size=self.model_update_size)
@@ -255,7 +256,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._publish_model()
         self._probe()
         asked, select_seconds = self._select()
-        times, settlement = self._settle(asked)
+        times, joules, settlement = self._settle(asked)
         # Tasks in the order of completion; results are folded in this order, whichever executor is first.
         to_run = asked[settlement.valid][np.argsort(times[settlement.valid], kind="stable")]
         results = self._train(to_run.tolist())
@@ -266,7 +267,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             self._publish_model()
             self._evaluate()
         self._give_feedback(asked, times, results)
-        self._record(asked, results, select_seconds)
+        self._record(asked, results, joules, select_seconds)
         if self.round % self.config.checkpoint_every == 0:
             self._save_checkpoint()
 
@@ -297,13 +298,17 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         seconds = time.perf_counter() - started
         return np.array(sorted(chosen), np.int64), seconds
 
-    def _settle(self, asked: np.ndarray) -> tuple[np.ndarray, Settlement]:
-        """Each client's time in this round, and who makes it."""
+    def _settle(self, asked: np.ndarray) -> tuple[np.ndarray, float, Settlement]:
+        """Each client's time in this round, the joules all of them spend, and who makes it.
+
+        Whoever is asked spends its energy, also if it turns out to be too late."""
         rows = asked - 1
-        times = sum(durations(self._population, self._work, rows), np.zeros(len(rows)))
-        times *= fluctuation(self.config.seed, self.config.duration_jitter, asked, self.round)
+        factor = fluctuation(self.config.seed, self.config.duration_jitter, asked, self.round)
+        computing, communicating = (seconds * factor for seconds in durations(self._population, self._work, rows))
+        times = computing + communicating
+        joules = float(energy(self._population, rows, computing, communicating).sum())
         online = self._population.online(self.global_virtual_clock + times, rows)
-        return times, settle(times, online, self.config.num_participants, self.config.round_deadline)
+        return times, joules, settle(times, online, self.config.num_participants, self.config.round_deadline)
 
     def _train(self, clients: list[int]) -> dict[int, dict[str, Any]]:
         """Train the clients, average what they send, and step the global model; results without the weights."""
@@ -373,7 +378,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             metrics = self._metrics or {}
             self.client_manager.finish_round(metrics.get("accuracy"), metrics.get("loss"))
 
-    def _record(self, asked: np.ndarray, results: dict[int, dict[str, Any]], select_seconds: float) -> None:
+    def _record(self, asked: np.ndarray, results: dict[int, dict[str, Any]], joules: float,
+                select_seconds: float) -> None:
         losses = [r["moving_loss"] for r in results.values()]
         if losses:
             self.flatten_client_duration = np.array([self.round_duration])
@@ -381,7 +387,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         diagnostics = self.client_manager.diagnostics() if hasattr(self.client_manager, "diagnostics") else {}
         record = {"round": self.round, "clock": self.global_virtual_clock, "duration": self.round_duration,
                   "asked": asked.tolist(), "valid": sorted(results), "train_loss": float(np.mean(losses)) if losses
-                  else None, "energy_joules": 0.0, "select_seconds": select_seconds, "selector": diagnostics}
+                  else None, "energy_joules": joules, "select_seconds": select_seconds, "selector": diagnostics}
         self.run_directory.append("rounds.jsonl", record)
         self._on_round(record, self._metrics)
 

@@ -16,8 +16,10 @@ from fedscale.cloud.client_manager import ClientManager
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable, Probe, ProbeAnswer, RoundOutcome, RoundView, Selector
-from fedsuv_plugin.traces.clock import Work, durations
+from fedsuv_plugin.traces.clock import Work, durations, energy
 from fedsuv_plugin.traces.population import Population, load_population
+
+SQUARE_METRES = 1000.0  # side of the square in which clients without a position are placed
 
 
 class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale has no types
@@ -74,10 +76,18 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         self.clients = ClientTable(
             ids=ids, samples=sizes, features=features[ids - 1], feature_names=names,
             round_samples=np.minimum(sizes, self._work.local_steps * self._work.batch_size),
-            expected_duration=computing + communicating)
+            expected_duration=computing + communicating,
+            energy=energy(population, ids - 1, computing, communicating),
+            position=self._positions(population)[ids - 1])
         self.feasibleClients, self.feasible_samples = ids.tolist(), int(sizes.sum())
         self._population = population
         self._selector = self.selector_class(self.params, self.clients, stream(self._seed, "selector"))
+
+    def _positions(self, population: Population) -> np.ndarray:
+        """Where clients are: as the trace says, else drawn from the seed."""
+        if population.position is not None:
+            return population.position
+        return stream(self._seed, "position").random((len(population), 2)) * SQUARE_METRES
 
     @property
     def selector(self) -> Selector:
@@ -101,7 +111,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def _online(self, time: float) -> np.ndarray:
         """Rows that are online, ascending."""
         _, population = self._ready()
-        return np.flatnonzero(population.online(time, self.clients.ids - 1))
+        return np.flatnonzero(population.online(time)[self.clients.ids - 1])
 
     def _view(self, time: float) -> RoundView:
         online = self._online(time)

@@ -36,6 +36,8 @@ class ClientTable:
     features: np.ndarray           # (n, d) float64, the trace's columns
     feature_names: tuple[str, ...]  # d names
     expected_duration: np.ndarray  # (n,) float64, seconds of one participation without fluctuation
+    energy: np.ndarray             # (n,) float64, joules of one participation without fluctuation; 0 if unknown
+    position: np.ndarray           # (n, 2) float64, metres in a square of 1 km
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -28,6 +28,17 @@ def durations(population: Population, work: Work, rows: np.ndarray) -> tuple[np.
     return computing, work.upload_kbit / population.kbps_up[rows] + work.download_kbit / population.kbps_down[rows]
 
 
+def energy(population: Population, rows: np.ndarray, computing: np.ndarray, communicating: np.ndarray) -> np.ndarray:
+    """Joules that `rows` spend in these seconds: compute power x time + radio power x time; 0 for what the trace tells
+    no power of."""
+    joules = np.zeros(len(rows))
+    if population.compute_w is not None:
+        joules += population.compute_w[rows] * computing
+    if population.radio_w is not None:
+        joules += population.radio_w[rows] * communicating
+    return joules
+
+
 def fluctuation(seed: int, sigma: float, ids: np.ndarray, round_number: int) -> np.ndarray:
     """The factor by which each client's time differs in this round; a function of (seed, client, round) alone."""
     return np.exp(sigma * normals(seed, "duration", ids, round_number))

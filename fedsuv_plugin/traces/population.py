@@ -1,89 +1,154 @@
-"""A device population: how fast each client computes and communicates, and when it is online."""
+"""A device population: how fast each client computes and communicates, what it draws, and when it is online."""
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.traces.availability import Availability
 
 UNIFORM_MS_PER_SAMPLE, UNIFORM_KBPS = 10.0, 10_000.0  # the device of every client when the job names no trace
 
 
+class Column(NamedTuple):
+    """A number that every device has, and what it may be."""
+
+    name: str
+    meaning: str
+    expected: str
+    allows: Callable[[np.ndarray], np.ndarray]
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (values > 0)
+
+
+def _not_negative(values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (values >= 0)
+
+
+def _at_least_one(values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (values >= 1)
+
+
+COLUMNS = (
+    Column("ms_per_sample", "inference latency of one sample (ms)", "a number > 0", _positive),
+    Column("kbps_up", "throughput from the device (kbit/s)", "a number > 0", _positive),
+    Column("kbps_down", "throughput to the device (kbit/s)", "a number > 0", _positive),
+    Column("cpu_gflops", "peak of the CPU (GFLOPS, single precision)", "a number > 0", _positive),
+    Column("cores", "CPU cores", "a number >= 1", _at_least_one),
+    Column("memory_gb", "main memory (GB)", "a number > 0", _positive),
+    Column("gpu_gflops", "peak of the GPU (GFLOPS, single precision)", "a number >= 0", _not_negative),
+    Column("gpus", "GPUs that can be computed on", "a number >= 0", _not_negative),
+    Column("compute_w", "power while computing (W)", "a number >= 0", _not_negative),
+    Column("radio_w", "power while sending or receiving (W)", "a number >= 0", _not_negative),
+)
+REQUIRED = ("ms_per_sample", "kbps_up", "kbps_down")
+FEATURES = ("ms_per_sample", "kbps_up", "kbps_down", "cpu_gflops", "cores", "memory_gb", "gpu_gflops", "gpus")
+
+
 @dataclass(frozen=True)
 class Population:
-    """Row i is the device of client i + 1."""
+    """Row i is the device of client i + 1. A column a trace does not have is None."""
 
     ms_per_sample: np.ndarray           # (n,) float64, inference latency
     kbps_up: np.ndarray                 # (n,) float64
     kbps_down: np.ndarray               # (n,) float64
     availability: Availability | None   # None: always online
+    cpu_gflops: np.ndarray | None = None   # (n,) float64
+    cores: np.ndarray | None = None        # (n,) float64
+    memory_gb: np.ndarray | None = None    # (n,) float64
+    gpu_gflops: np.ndarray | None = None   # (n,) float64
+    gpus: np.ndarray | None = None         # (n,) float64
+    compute_w: np.ndarray | None = None    # (n,) float64, power while computing
+    radio_w: np.ndarray | None = None      # (n,) float64, power while transferring
+    position: np.ndarray | None = None     # (n, 2) float64, metres in a square of 1 km
+    model: np.ndarray | None = None        # (n,) int64, index into model_names
+    model_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ms_per_sample)
 
+    def column(self, name: str) -> np.ndarray | None:
+        """A column by its name in COLUMNS."""
+        values: np.ndarray | None = getattr(self, name)
+        return values
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns this population has, by name."""
+        found = {c.name: self.column(c.name) for c in COLUMNS}
+        return {name: values for name, values in found.items() if values is not None}
+
+    @property
+    def one_bandwidth(self) -> bool:
+        """Whether up and down are the same numbers, as in FedScale's traces."""
+        return np.array_equal(self.kbps_up, self.kbps_down)
+
+    @property
+    def one_way_kbps(self) -> np.ndarray:
+        """FedScale's single bandwidth, (n,): at it a model there and back takes as long as down and up."""
+        both = 2.0 / (1.0 / self.kbps_up + 1.0 / self.kbps_down)
+        return np.where(self.kbps_up == self.kbps_down, self.kbps_down, both)  # exact where there is but one
+
     @property
     def features(self) -> tuple[tuple[str, ...], np.ndarray]:
-        """Column names and the (n, d) matrix of what a selector may know of a device."""
-        return ("ms_per_sample", "kbps"), np.column_stack([self.ms_per_sample, self.kbps_down])
+        """Column names and the (n, d) matrix of what a selector may know of a device, as far as the trace has it.
+
+        Where up and down are the same numbers only kbps_down is given: a column twice tells a selector nothing."""
+        known = self.columns
+        names = tuple(name for name in FEATURES
+                      if name in known and not (name == "kbps_up" and self.one_bandwidth))
+        return names, np.column_stack([known[name] for name in names])
 
     def online(self, time: float | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """Whether each client (each of `rows`) is online at `time`, one time for all or one per client; (n,) bool."""
         if self.availability is None:
             return np.ones(len(self) if rows is None else len(rows), bool)
         return self.availability.online(time, rows)
 
+    def take(self, rows: np.ndarray) -> Population:
+        """The devices of `rows`, which may repeat."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("availability", "model_names")}
+        picked = {name: values[rows] for name, values in arrays.items() if values is not None}
+        return replace(self, availability=None if self.availability is None else self.availability.take(rows), **picked)
+
+
+def uniform(n: int) -> Population:
+    """n equal devices, always online."""
+    kbps = np.full(n, UNIFORM_KBPS)
+    return Population(np.full(n, UNIFORM_MS_PER_SAMPLE), kbps, kbps, None)
+
 
 def load_population(n: int, conf_file: str | None, avail_file: str | None) -> Population:
-    """The devices of n clients, from FedScale's two files; a file the job does not name means uniform devices that
-    are always online, a file it names and that is not there is an error."""
-    ms, kbps = np.full(n, UNIFORM_MS_PER_SAMPLE), np.full(n, UNIFORM_KBPS)
-    if conf_file is not None:
-        ms, kbps = _capacity(n, conf_file)
-    return Population(ms, kbps, kbps, None if avail_file is None else _behaviour(n, avail_file))
+    """The devices of n clients, from FedScale's two files or from our own format.
 
+    Client c takes row (c - 1) of a file's table; past the last row they start over. For FedScale's files this is
+    FedScale's own mapping: profile c, and the user at place c counted from 0 (see `fedscale_files`). Availability comes
+    only from `avail_file`, also where `conf_file` holds some; the same file named twice is one consistent population.
+    A file the job does not name means uniform devices that are always online; a file it names and that is not there,
+    or that lacks what is asked of it, is an error."""
+    from fedsuv_plugin.traces.files import read  # here, because the files are made of populations
 
-def _read(key: str, path: str) -> dict[Any, Any]:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UserError(f"{key}: no such file: {path}")
-    with file.open("rb") as f:
-        try:
-            content = safe_pickle.load(f)
-        except safe_pickle.UnsafePickle as error:
-            raise UserError(f"{key}: {path}: {error}") from None
-    if not isinstance(content, dict) or not content:
-        raise UserError(f"{key}: {path}: expected FedScale's dictionary of clients, got {type(content).__name__}")
-    return content
-
-
-def _capacity(n: int, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Client c has profile c; past the last one they start over. (FedScale looks up profile 0 once in every pass,
-    does not find it, and gives that client the default device.)"""
-    profiles = _read("device_conf_file", path)
-    try:
-        table = np.array([[profiles[c]["computation"], profiles[c]["communication"]] for c in sorted(profiles)], float)
-    except (TypeError, KeyError, ValueError) as error:
-        raise UserError(f"device_conf_file: {path}: expected {{client: {{'computation': ms per sample, "
-                        f"'communication': kbit/s}}}} ({type(error).__name__}: {error})") from None
-    table = table[np.arange(n) % len(table)]
-    return table[:, 0], table[:, 1]
-
-
-def _behaviour(n: int, path: str) -> Availability:
-    """Client c follows the user at place c, counted from 0, in the file's own order, as in FedScale."""
-    users = list(_read("device_avail_file", path).values())
-    try:
-        lengths = [len(u["active"]) for u in users]
-        everyone = Availability(
-            np.array([t for u in users for t in u["active"]], float),
-            np.array([t for u in users for t in u["inactive"]], float),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            np.array([u["finish_time"] for u in users], float))
-    except (TypeError, KeyError, ValueError) as error:
-        raise UserError(f"device_avail_file: {path}: expected {{client: {{'active': [...], 'inactive': [...], "
-                        f"'finish_time': s}}}} ({type(error).__name__}: {error})") from None
-    return everyone.take(np.arange(1, n + 1) % len(users))
+    population = uniform(n)
+    found = None if conf_file is None else read(conf_file, "device_conf_file")
+    if found is not None:
+        devices = found.devices
+        if devices is None:
+            raise UserError(f"device_conf_file: {conf_file}: expected devices, got only availability; "
+                            f"name this file in device_avail_file")
+        population = devices if len(devices) == n else devices.take(np.arange(n) % len(devices))
+    if avail_file is not None:
+        if found is None or avail_file != conf_file:  # the same file named twice is read once
+            found = read(avail_file, "device_avail_file")
+        users = found.users
+        if users is None:
+            raise UserError(f"device_avail_file: {avail_file}: expected availability, got only devices; "
+                            f"name this file in device_conf_file")
+        availability = users.availability
+        population = replace(population, availability=availability if len(users) == n else
+                             availability.take(np.arange(n) % len(users)))
+    return population

@@ -1,0 +1,114 @@
+"""One picture of a population. matplotlib is imported here only, and this module only where a plot is asked for."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # no window: the picture goes to a file
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+from fedsuv_plugin.traces.deadlines import Participations
+from fedsuv_plugin.traces.files import replace_file
+from fedsuv_plugin.traces.population import Population
+from fedsuv_plugin.traces.summary import figure
+
+BLUE, ORANGE, GREY = "#2a6f97", "#e07a3f", "#666666"
+HALF_HOURS = np.arange(0.0, 7 * 86_400.0, 1800.0)
+
+
+def plot_population(population: Population, title: str, path: str | Path, job: str = "",
+                    asked: Participations | None = None, deadline: float | None = None) -> None:
+    """Latency, bandwidth, a week online and, with a job, the deadline curve; otherwise how long sessions last."""
+    picture, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
+    picture.suptitle(title, fontsize=13)
+    _latency(axes[0, 0], population)
+    _bandwidth(axes[0, 1], population)
+    _week(axes[1, 0], population)
+    if asked is not None:
+        _deadlines(axes[1, 1], asked, job, deadline)
+    else:
+        _sessions(axes[1, 1], population)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25)
+        ax.set_axisbelow(True)
+    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
+    plt.close(picture)
+
+
+def _log_histogram(ax: Axes, values: np.ndarray, colour: str, label: str) -> None:
+    low, high = np.percentile(values, (0.1, 99.9))
+    edges = np.geomspace(low / 1.05, high * 1.05, 50).tolist()
+    ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), color=colour, alpha=0.55, label=label)
+    ax.axvline(float(np.median(values)), color=colour, linewidth=1.5, linestyle="--")
+    _scales(ax)
+
+
+def _scales(ax: Axes) -> None:
+    """Plain numbers on a logarithmic axis, per cent on the other."""
+    ax.set_xscale("log")
+    few_decades = ax.get_xlim()[1] / ax.get_xlim()[0] < 1000
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,), numticks=20))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _latency(ax: Axes, population: Population) -> None:
+    values = population.ms_per_sample
+    _log_histogram(ax, values, BLUE, f"median {np.median(values):,.0f} ms")
+    ax.set(title="Latency", xlabel="ms per sample (inference)", ylabel="clients")
+    ax.legend(frameon=False)
+
+
+def _bandwidth(ax: Axes, population: Population) -> None:
+    both = [("down", population.kbps_down, BLUE), ("up", population.kbps_up, ORANGE)]
+    for name, kbps, colour in both[:1] if population.one_bandwidth else both:
+        _log_histogram(ax, kbps / 1000, colour, f"{name}, median {np.median(kbps) / 1000:.1f} Mbit/s")
+    ax.set(title="Bandwidth", xlabel="Mbit/s", ylabel="clients")
+    ax.legend(frameon=False)
+
+
+def _week(ax: Axes, population: Population) -> None:
+    share = np.array([population.online(time).mean() for time in HALF_HOURS])
+    ax.fill_between(HALF_HOURS / 86_400, share, color=BLUE, alpha=0.25)
+    ax.plot(HALF_HOURS / 86_400, share, color=BLUE, linewidth=1.2)
+    ax.set(title=f"Clients online over a week ({share.mean():.1%} on average)", xlabel="day of the trace",
+           ylabel="clients online", xlim=(0, 7), ylim=(0, min(1.0, 1.25 * share.max() + 1e-3)))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _sessions(ax: Axes, population: Population) -> None:
+    ax.set(title="Sessions", xlabel="minutes online at a stretch", ylabel="sessions")
+    if population.availability is None or not len(population.availability.starts):
+        ax.text(0.5, 0.5, "always online:\nthis trace has no availability", ha="center", va="center", color=GREY,
+                transform=ax.transAxes)
+        return
+    minutes = np.maximum(population.availability.ends - population.availability.starts, 1.0) / 60
+    _log_histogram(ax, minutes, BLUE, f"median {np.median(minutes):.1f} minutes")
+    ax.legend(frameon=False)
+
+
+def _deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None) -> None:
+    low, high = np.percentile(asked.seconds, (0.2, 99.5)) if len(asked.seconds) else (1.0, 10.0)
+    high = max(high, 1.2 * (deadline or 0.0))
+    grid = np.geomspace(min(low, deadline or low) / 1.2, high * 1.2, 400)
+    ax.plot(grid, asked.share_valid(grid), color=BLUE, linewidth=2)
+    for share in (0.5, 0.9):
+        at = float(asked.deadline_for(np.array([share]))[0])
+        if np.isfinite(at):
+            ax.plot([at, at], [0, share], color=GREY, linewidth=0.8, linestyle=":")
+            ax.annotate(f"{share:.0%} by {figure(at)} s", (at, share), xytext=(6, -12), textcoords="offset points",
+                        color=GREY)
+    if deadline is not None:
+        valid = float(asked.share_valid(np.array([deadline]))[0])
+        ax.axvline(deadline, color=ORANGE, linewidth=1.5, label=f"round_deadline {deadline:g} s: {valid:.0%} valid")
+        ax.legend(frameon=False, loc="lower right")
+    ax.set(title=f"Valid by the deadline: {job}", xlabel="round_deadline (s)", ylabel="of those asked", ylim=(0, 1.02),
+           xlim=(grid[0], grid[-1]))
+    _scales(ax)
