@@ -12,6 +12,7 @@ from typing import Any
 from fedsuv_plugin import registry
 from fedsuv_plugin.config import JobConfig, load_job
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import columns
 from fedsuv_plugin.params import explain, parse_assignment
 from fedsuv_plugin.traces import commands as traces
 
@@ -168,8 +169,8 @@ def _selectors(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(entries if args.name is None else entries[0], indent=2))
     elif args.name is None:
-        _print_table(("name", "paper", "parameters"), [
-            (e["name"], e["paper"], ", ".join(p["name"] for p in e["parameters"])) for e in entries])
+        print(columns(["name", "paper", "parameters"], [
+            [e["name"], e["paper"], ", ".join(p["name"] for p in e["parameters"])] for e in entries], left=3))
         print("\nUse one with `sample_mode: <name>` in the job file; `fedsuv selectors <name>` explains it.")
     else:
         entry = entries[0]
@@ -194,12 +195,6 @@ def _print_params(rows: list[tuple[str, str, str, str]]) -> None:
     for name, default, allowed, help_text in rows:
         print(f"{name}: {default}\n" + textwrap.fill(f"{help_text} ({allowed})", 100, initial_indent="    ",
                                                        subsequent_indent="    "))
-
-
-def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
-    for row in [header, *rows]:
-        print("  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]]).rstrip())
 
 
 if __name__ == "__main__":

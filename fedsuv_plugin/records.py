@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ import yaml
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.config import Job, load_job
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import replace_file
 
 PACKAGES = ("fedsuv_plugin", "fedscale", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "grpcio", "protobuf")
 CHECKPOINT_FORMAT = 1
@@ -59,9 +59,9 @@ class RunDirectory:
             if time_stamp is not None:
                 raise UserError(f"{parent / name}: this run directory exists already; pass another time_stamp")
         run = cls(parent / name, job)
-        run._write_atomically(run.path / "config.yml", yaml.safe_dump(
+        _write(run.path / "config.yml", yaml.safe_dump(
             {**job.cluster, "job_conf": [{key: value} for key, value in job.flat().items()]}, sort_keys=False))
-        run._write_atomically(run.path / "environment.json", json.dumps(environment(job), indent=2) + "\n")
+        _write(run.path / "environment.json", json.dumps(environment(job), indent=2) + "\n")
         return run
 
     @classmethod
@@ -89,13 +89,14 @@ class RunDirectory:
             kept = [record for record in self.records(file) if record["round"] <= round_number]
             if file in self._open:
                 self._open.pop(file).close()
-            self._write_atomically(self.path / file, "".join(json.dumps(record) + "\n" for record in kept))
+            _write(self.path / file, "".join(json.dumps(record) + "\n" for record in kept))
 
     # ---- checkpoints
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         self._checkpoint.parent.mkdir(exist_ok=True)
-        self._write_atomically(self._checkpoint, safe_pickle.dumps({"format": CHECKPOINT_FORMAT, **state}))
+        content = safe_pickle.dumps({"format": CHECKPOINT_FORMAT, **state})
+        replace_file(self._checkpoint, lambda file: file.write(content))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         if not self._checkpoint.is_file():
@@ -105,16 +106,6 @@ class RunDirectory:
         if state.get("format") != CHECKPOINT_FORMAT:
             raise UserError(f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job anew")
         return state
-
-    @staticmethod
-    def _write_atomically(path: Path, content: str | bytes) -> None:
-        """The whole file or none of it, whenever the process or the machine dies."""
-        temporary = path.with_name(path.name + ".partial")
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
 
     def discard(self) -> None:
         """Remove the directory of a job that was refused before its first round: there is nothing in it to keep."""
@@ -127,6 +118,10 @@ class RunDirectory:
             file.close()
         self._open.clear()
         self._lock.close()
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:

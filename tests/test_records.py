@@ -71,7 +71,7 @@ def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(job: MakeJob, mo
             raise Killed
         os.rename(source, target)
     with monkeypatch.context() as patch:
-        patch.setattr("fedsuv_plugin.records.os.replace", replace)
+        patch.setattr(os, "replace", replace)
         with pytest.raises(Killed):
             run_job(directory)
     state = directory.load_checkpoint()

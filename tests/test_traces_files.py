@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.traces import files
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.build import build_population
@@ -338,7 +339,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="cannot be written .No space left"):
-        files.replace_file(target, fail)
+        replace_file(target, fail)
     assert target.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["out"]
     with pytest.raises(UserError, match="cannot be written .*does the folder exist"):
-        files.replace_file(tmp_path / "no" / "out", fail)
+        replace_file(tmp_path / "no" / "out", fail)

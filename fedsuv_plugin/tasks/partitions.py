@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsuv_plugin.catalogue import Catalogue
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.tasks.catalogue import Catalogue
 
 
 @dataclass(frozen=True)

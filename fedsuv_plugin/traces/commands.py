@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import columns, figure
 from fedsuv_plugin.params import parse_assignment
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.build import build_population
@@ -16,7 +17,7 @@ from fedsuv_plugin.traces.clock import Work, durations
 from fedsuv_plugin.traces.deadlines import Participations, participations
 from fedsuv_plugin.traces.files import read, write, write_behaviour, write_capacity
 from fedsuv_plugin.traces.population import Population, load_population
-from fedsuv_plugin.traces.summary import columns, comparison, figure, habits, measures, online_by_hour, quantile_table
+from fedsuv_plugin.traces.summary import comparison, habits, measures, online_by_hour, quantile_table
 from fedsuv_plugin.traces.tables import Trace
 
 if TYPE_CHECKING:

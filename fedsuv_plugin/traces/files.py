@@ -4,16 +4,16 @@ The format is described in device_traces/README.md. No array in it is a pickled 
 """
 from __future__ import annotations
 
-import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import refuse_unknown
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.fedscale_files import behaviour_of, capacity_of, trace_from
@@ -63,20 +63,6 @@ def write_behaviour(trace: Trace, path: str | Path) -> None:
         raise UserError(f"{path}: the trace holds no availability to export; leave out --availability")
     content = behaviour_of(trace.users)
     replace_file(path, lambda f: f.write(safe_pickle.dumps(content)))
-
-
-def replace_file(path: str | Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write beside the file and rename: an interrupted write leaves what was there before."""
-    target = Path(path).expanduser()
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as f:
-            fill(f)
-        os.replace(beside, target)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); does the folder exist?") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _device_arrays(trace: Trace) -> dict[str, np.ndarray]:

@@ -12,10 +12,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
+from fedsuv_plugin.output import figure, replace_file
 from fedsuv_plugin.traces.deadlines import Participations
-from fedsuv_plugin.traces.files import replace_file
 from fedsuv_plugin.traces.population import Population
-from fedsuv_plugin.traces.summary import figure
 
 BLUE, ORANGE, GREY = "#2a6f97", "#e07a3f", "#666666"
 HALF_HOURS = np.arange(0.0, 7 * 86_400.0, 1800.0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import columns, figure, markdown
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.files import read
 from fedsuv_plugin.traces.population import COLUMNS, Population
@@ -59,19 +60,6 @@ def quantile_table(named: Sequence[Distribution]) -> str:
     return columns(["", *(f"{q} %" for q in QUANTILES)], rows)
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text in columns: the first to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return "\n".join("  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:],
-                                                                                        strict=True))]).rstrip()
-                     for row in [head, *rows])
-
-
-def figure(value: float) -> str:
-    """Three figures are enough to read."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
 # ---- beside real samples
 
 def comparison(population: Population, folder: str | Path) -> str:
@@ -88,16 +76,14 @@ def comparison(population: Population, folder: str | Path) -> str:
             _line("", "generated", population.kbps_up)]
     for (what, values), (_, ours) in zip(habits(trace.availability), habits(population.availability), strict=True):
         rows += [_line(what, f"{len(trace)} users", values), _line("", "generated", ours)]
-    lines = ["| what | sample | " + " | ".join(f"{q} %" for q in QUANTILES) + " |", "|---" * (len(QUANTILES) + 2) + "|",
-             *rows]
     hours = [("real", online_by_hour(trace.availability)), ("generated", online_by_hour(population.availability))]
-    lines += ["", "| % online in hour | " + " | ".join(map(str, range(24))) + " |", "|---" * 25 + "|"]
-    lines += [f"| {name} | " + " | ".join(f"{100 * share:.1f}" for share in shares) + " |" for name, shares in hours]
-    return "\n".join(lines)
+    return (markdown(["what", "sample", *(f"{q} %" for q in QUANTILES)], rows) + "\n\n"
+            + markdown(["% online in hour", *map(str, range(24))],
+                       [[name, *(f"{100 * share:.1f}" for share in shares)] for name, shares in hours]))
 
 
-def _line(what: str, sample: str, values: np.ndarray) -> str:
-    return f"| {what} | {sample} | " + " | ".join(figure(q) for q in np.percentile(values, QUANTILES)) + " |"
+def _line(what: str, sample: str, values: np.ndarray) -> list[str]:
+    return [what, sample, *(figure(q) for q in np.percentile(values, QUANTILES))]
 
 
 def real_latencies(folder: Path) -> np.ndarray:

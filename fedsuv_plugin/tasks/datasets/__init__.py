@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedsuv_plugin.tasks.catalogue import Catalogue
+from fedsuv_plugin.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config import JobConfig
