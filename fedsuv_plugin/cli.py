@@ -1,4 +1,4 @@
-"""The command line: `fedsuv run`, `fedsuv selectors`, `fedsuv traces`."""
+"""The command line: `fedsuv run`, `selectors`, `traces`, `replay`."""
 from __future__ import annotations
 
 import argparse
@@ -7,6 +7,7 @@ import json
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 from fedsuv_plugin import registry
@@ -26,6 +27,16 @@ examples:
   fedsuv run configs/quickstart.yml --launcher processes --executors 2
   fedsuv run --resume runs/quickstart/20260101-120000
   fedsuv run --keys                      every key a job file may have
+"""
+
+
+REPLAY_HELP = """\
+Run a published experiment again and write report.md, results.json and its pictures.
+
+examples:
+  fedsuv replay                          what there is, and its parameters
+  fedsuv replay fedsuv/fig6
+  fedsuv replay fedsuv/fig6 --set seeds=1 --set settings=default -o /tmp/fig6
 """
 
 
@@ -71,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     selectors.add_argument("--json", action="store_true", help="the same for programs")
     selectors.set_defaults(run=_selectors)
     traces.register(commands)
+    replay = commands.add_parser("replay", help="run a published experiment again", description=REPLAY_HELP,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    replay.add_argument("name", nargs="?", help="the experiment; none: list them")
+    replay.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
+                        help="set a parameter of the experiment; may be repeated")
+    replay.add_argument("-o", "--output", metavar="DIR", help="folder for the report (runs/replays/<name>)")
+    replay.set_defaults(run=_replay)
     return parser
 
 
@@ -159,6 +177,27 @@ class Progress:
 
 def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+# ---- replay
+
+def _replay(args: argparse.Namespace) -> int:
+    from fedsuv_plugin.replays import REPLAYS
+
+    if args.name is None:
+        for name in REPLAYS.names():
+            print(f"{name}: {REPLAYS[name].shows}")
+            print(textwrap.indent("\n".join(f"{p}={default}  {text}" for p, default, _, text in
+                                            explain(REPLAYS[name].Params)), "    "))
+        return 0
+    replay_class = REPLAYS[args.name]
+    params = replay_class.Params.from_mapping(dict(parse_assignment(text) for text in args.assignments))
+    folder = Path(args.output or f"runs/replays/{args.name}").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    report = replay_class(params).run(folder, lambda line: print(line, file=sys.stderr, flush=True))
+    report.save(folder, f"{args.name}: {replay_class.shows}")
+    print(f"{report.text()}\n\nreport: {folder / 'report.md'}")
+    return 0
 
 
 # ---- selectors
