@@ -30,7 +30,7 @@ KEPT_WHEN_NEEDED = 0.2  # holdout_fraction and interview_fraction, where the sel
 def fedscale_args(job: Job, place: Place, events: Path | None = None) -> Namespace:
     """The namespace FedScale's classes read: every key of the job, who this process is, and what clients compute."""
     config = job.config
-    if config.use_cuda and not torch.cuda.is_available():
+    if config.use_cuda and place.this_rank > 0 and not torch.cuda.is_available():  # rank 0, the aggregator, needs none
         raise UserError("use_cuda: expected false on a machine without a usable GPU, got True")
     needs = registry.required(config.sample_mode, job.params_of(config.sample_mode))
     kept = {key: KEPT_WHEN_NEEDED * (need in needs) if given is None else given for key, given, need in (
