@@ -5,6 +5,11 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.selectors.baselines.oort import Oort
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
+from fedsuv_plugin.selectors.fedsuv import FedSUV
+
+
+class FedSUVClientManager(SelectorClientManager):
+    selector_class = FedSUV
 
 
 class RandomClientManager(SelectorClientManager):

@@ -37,7 +37,7 @@ def data_root() -> Path:
 
 def records(path: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
     """The lines of a record file, without what is measured in wall time."""
-    lines = [json.loads(line) for line in (path / file).read_text().splitlines()]
-    for line in lines:
-        line.pop("select_seconds", None)
-    return lines
+    def without_times(record: dict[str, Any]) -> dict[str, Any]:
+        return {key: without_times(value) if isinstance(value, dict) else value for key, value in record.items()
+                if not key.endswith("_seconds")}
+    return [without_times(json.loads(line)) for line in (path / file).read_text().splitlines()]

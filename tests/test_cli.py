@@ -36,7 +36,7 @@ def test_the_quickstart_reaches_ninety_percent(capsys: pytest.CaptureFixture[str
     assert "\r" not in err  # no live line where nobody looks
 
 
-@pytest.mark.parametrize("selector", ["oort", "round_robin"])
+@pytest.mark.parametrize("selector", ["fedsuv", "oort", "round_robin"])
 def test_swapping_the_selector_is_one_key(
         capsys: pytest.CaptureFixture[str], tmp_path: Path, selector: str) -> None:
     code, out, err = fedsuv(capsys, "run", QUICKSTART, "--quiet", "--set", f"log_path={tmp_path}",
@@ -46,7 +46,7 @@ def test_swapping_the_selector_is_one_key(
 
 @pytest.mark.parametrize(("words", "message"), [
     (["run", QUICKSTART, "--set", "sample_mode=fedsvu"],
-     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: oort, random, round_robin"),
+     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: fedsuv, oort, random, round_robin"),
     (["run", QUICKSTART, "--set", "rounds=no"], f"fedsuv: {QUICKSTART}: rounds: expected an integer >= 1, got False"),
     (["run", QUICKSTART, "--set", "rounds"], "fedsuv: --set rounds: expected key=value"),
     (["run", "nowhere.yml"], "fedsuv: no such job file: nowhere.yml"),

@@ -71,7 +71,8 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others(job: MakeJ
         assert records(first, file) != records(other, file)
 
 
-@pytest.mark.parametrize("values", [{}, {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"}])
+@pytest.mark.parametrize("values", [{"sample_mode": "fedsuv", "rounds": 14, "round_deadline": 0.8},
+                                    {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"}])
 def test_processes_give_the_numbers_of_loopback(job: MakeJob, values: dict[str, object]) -> None:
     """Two executors finish in any order; the sums do not depend on it."""
     here, there = run(job(**values)), run(job(**values), launcher="processes", executors=2)
@@ -79,7 +80,7 @@ def test_processes_give_the_numbers_of_loopback(job: MakeJob, values: dict[str, 
         assert records(here, file) == records(there, file)
 
 
-@pytest.mark.parametrize("selector", ["random", "round_robin", "oort"])
+@pytest.mark.parametrize("selector", ["random", "round_robin", "oort", "fedsuv"])
 def test_swapping_the_selector_changes_only_the_selection(job: MakeJob, selector: str) -> None:
     path = run(job(sample_mode=selector, overcommitment=1.0, device_conf_file=None))
     assert records(path, "metrics.jsonl")[0] == records(run(job(overcommitment=1.0)), "metrics.jsonl")[0]

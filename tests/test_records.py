@@ -45,7 +45,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, round_number: int, torn: bool) -> No
     monkeypatch.setattr(RunDirectory, "append", dying)
 
 
-@pytest.mark.parametrize("selector", ["random", "round_robin", "oort"])
+@pytest.mark.parametrize("selector", ["random", "round_robin", "oort", "fedsuv"])
 @pytest.mark.parametrize(("round_number", "torn"), [(1, False), (2, True), (4, False), (7, True), (9, False)])
 def test_a_killed_job_resumes_to_the_same_numbers(
         job: MakeJob, monkeypatch: pytest.MonkeyPatch, selector: str, round_number: int, torn: bool) -> None:

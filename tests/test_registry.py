@@ -21,7 +21,7 @@ def point(name: str, value: str) -> EntryPoint:
 
 
 def test_ours_are_installed() -> None:
-    for name in ("oort", "random", "round_robin"):
+    for name in ("fedsuv", "oort", "random", "round_robin"):
         manager = registry.client_manager_class(name)
         assert issubclass(manager, SelectorClientManager)
         assert manager.selector_class.name == name
