@@ -144,6 +144,7 @@ def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.colors import PowerNorm
 
     picture, axes = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
     picture.suptitle(f"FedSUV, {params.side ** 2:,} clients, {params.rounds} rounds, {params.k} a round, "
@@ -151,7 +152,9 @@ def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
     titles = {"candidate": "(a) rounds as candidate", "selected": "(b) times selected"}
     for ax, (key, title) in zip(axes, titles.items(), strict=True):
         grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(params.side, params.side)
-        image = ax.imshow(grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", vmin=0)
+        # by the square root: a few clients are selected often, and the others should still be seen to differ
+        norm = PowerNorm(0.5, vmin=0) if key == "selected" else None
+        image = ax.imshow(grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm)
         ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
         picture.colorbar(image, ax=ax, shrink=0.9)
     replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
