@@ -3,8 +3,10 @@ from __future__ import annotations
 
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.selectors.baselines.oort import Oort
+from fedsuv_plugin.selectors.baselines.pow_d import PowD
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
+from fedsuv_plugin.selectors.gpfl import Gpfl
 
 
 class RandomClientManager(SelectorClientManager):
@@ -17,3 +19,11 @@ class RoundRobinClientManager(SelectorClientManager):
 
 class OortClientManager(SelectorClientManager):
     selector_class = Oort
+
+
+class PowDClientManager(SelectorClientManager):
+    selector_class = PowD
+
+
+class GpflClientManager(SelectorClientManager):
+    selector_class = Gpfl
