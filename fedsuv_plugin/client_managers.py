@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
+from fedsuv_plugin.selectors.baselines.divfl import Divfl
 from fedsuv_plugin.selectors.baselines.oort import Oort
+from fedsuv_plugin.selectors.baselines.pow_d import PowD
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
 from fedsuv_plugin.selectors.fedsuv import FedSUV
+from fedsuv_plugin.selectors.filfl import Filfl
+from fedsuv_plugin.selectors.gpfl import Gpfl
 
 
 class FedSUVClientManager(SelectorClientManager):
@@ -22,3 +26,19 @@ class RoundRobinClientManager(SelectorClientManager):
 
 class OortClientManager(SelectorClientManager):
     selector_class = Oort
+
+
+class PowDClientManager(SelectorClientManager):
+    selector_class = PowD
+
+
+class GpflClientManager(SelectorClientManager):
+    selector_class = Gpfl
+
+
+class FilflClientManager(SelectorClientManager):
+    selector_class = Filfl
+
+
+class DivflClientManager(SelectorClientManager):
+    selector_class = Divfl

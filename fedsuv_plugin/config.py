@@ -56,6 +56,15 @@ class JobConfig(Params):
     interview_fraction: float | None = param(
         None, "share of the test set kept from the reported accuracy for interviews; none: 0.2 if the selector needs "
         "it, else 0. Set it when comparing selectors", low=0, high=0.9)
+    public_fraction: float | None = param(
+        None, "share of the training samples taken from the clients for the server's public set; none: 0.05 if the "
+        "selector needs it and public_data_set is not set, else 0. Set it when comparing selectors", low=0, high=0.9)
+    public_data_set: str | None = param(
+        None, "data set of the same shape and classes whose training samples are the public set; none: public_fraction")
+    public_samples: int | None = param(None, "at most so many samples of public_data_set; none: all", low=1)
+    selector_test_samples: int | None = param(
+        None, "test samples on which a selector that needs the global model's accuracy every round gets it; none: all",
+        low=1)
 
     # devices and time
     device_conf_file: str | None = param(None, "device speeds; none: equal devices [FedScale: /tmp/client.cfg]")
@@ -68,8 +77,12 @@ class JobConfig(Params):
     data_dir: str | None = param(None, "folder of the data set; none: $FEDSUV_DATA/<data set>")
     data_map_file: str | None = param(None, "CSV that says who owns which sample; none: `partition` decides")
     num_clients: int | None = param(None, "clients; none: 100, or all of the map file", low=1)
-    partition: str = param("iid", "how samples are shared out: iid or dirichlet")
+    partition: str = param("iid", "how samples are shared out: iid, dirichlet or shards")
     partition_alpha: float = param(0.5, "concentration of partition: dirichlet; small is non-iid", above=0)
+    shards_per_client: int = param(2, "pieces of one label each that a client gets with partition: shards", low=1)
+    label_noise_clients: float = param(
+        0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
+        low=0, high=1)
     synthetic_samples: int = param(2000, "training samples of data_set: synthetic", low=1)
     synthetic_dim: int = param(20, "dimension of data_set: synthetic", low=1)
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)
@@ -208,7 +221,7 @@ def make_job(values: Mapping[str, object], *, cluster: dict[str, Any] | None = N
     for key in plain.keys() - FIXED.keys():
         print(f"{source}: {key} has no effect here", file=sys.stderr)
     job = Job(config, _selector_params(dotted), dict(plain), cluster or {}, source)
-    job.params_of(config.sample_mode)
+    registry.required(config.sample_mode, job.params_of)
     return job
 
 

@@ -18,13 +18,15 @@ from fedsuv_plugin.config import Job, Place
 from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory
-from fedsuv_plugin.selectors.base import INTERVIEW_ACCURACY, OPINIONS
+from fedsuv_plugin.selectors.base import INTERVIEW_ACCURACY, OPINIONS, PUBLIC_LOSS
 
 if TYPE_CHECKING:
     from fedsuv_plugin.engine.aggregator import PluginAggregator
 
 OnRound = Callable[[dict[str, Any], "dict[str, Any] | None"], None]
-KEPT_WHEN_NEEDED = 0.2  # holdout_fraction and interview_fraction, where the selector needs them and the job is silent
+KEPT_WHEN_NEEDED = {  # job key -> (what a selector may need it for, the share then kept where the job is silent)
+    "holdout_fraction": (OPINIONS, 0.2), "interview_fraction": (INTERVIEW_ACCURACY, 0.2),
+    "public_fraction": (PUBLIC_LOSS, 0.05)}
 
 
 def fedscale_args(job: Job, place: Place, events: Path | None = None) -> Namespace:
@@ -32,10 +34,11 @@ def fedscale_args(job: Job, place: Place, events: Path | None = None) -> Namespa
     config = job.config
     if config.use_cuda and place.this_rank > 0 and not torch.cuda.is_available():  # rank 0, the aggregator, needs none
         raise UserError("use_cuda: expected false on a machine without a usable GPU, got True")
-    needs = registry.required(config.sample_mode, job.params_of(config.sample_mode))
-    kept = {key: KEPT_WHEN_NEEDED * (need in needs) if given is None else given for key, given, need in (
-        ("holdout_fraction", config.holdout_fraction, OPINIONS),
-        ("interview_fraction", config.interview_fraction, INTERVIEW_ACCURACY))}
+    needs = registry.required(config.sample_mode, job.params_of)
+    kept = {key: share * (need in needs) if getattr(config, key) is None else getattr(config, key)
+            for key, (need, share) in KEPT_WHEN_NEEDED.items()}
+    if config.public_data_set is not None:
+        kept["public_fraction"] = 0.0  # the clients keep what is theirs
     return fedscale_env.set_args({
         **job.extra, **asdict(config), **asdict(place), **kept, "ps_port": str(config.ps_port), "needs": needs,
         "event_dir": str(events) if events else "",

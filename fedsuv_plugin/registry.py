@@ -4,12 +4,17 @@ Any installed package can add one under `fedscale.client_manager`; the name is t
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
-from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.params import NoParams, Params
 
+if TYPE_CHECKING:
+    from fedsuv_plugin.selectors.base import Selector
+
+ParamsOf = Callable[[str], Params]  # a selector's name -> its parameters in the job
 GROUP = "fedscale.client_manager"
 
 
@@ -43,10 +48,31 @@ def client_manager_class(name: str, points: Iterable[EntryPoint] | None = None) 
     return loaded
 
 
-def required(name: str, params: Params) -> frozenset[str]:
-    """What clients must compute for the selector `name`; nothing extra for a foreign one."""
-    selector = getattr(client_manager_class(name), "selector_class", None)
-    return frozenset() if selector is None else selector.required(params)
+def selector_class(name: str) -> type[Selector] | None:
+    """The selector behind a name; None for a foreign client manager, which has none that we know of."""
+    return getattr(client_manager_class(name), "selector_class", None)
+
+
+def inner_of(outer: type[Selector], params: Params) -> tuple[str, type[Selector]] | None:
+    """The selector that `outer` is put around, refused if it is one that cannot be."""
+    name = outer.wraps(params)
+    if name is None:
+        return None
+    inner = selector_class(name)
+    require(inner is not None and inner is not outer and not inner.time_slots, f"{outer.name}.inner",
+            "a selector of fedsuv_plugin's contract without time slots, and not itself", name)
+    assert inner is not None
+    return name, inner
+
+
+def required(name: str, params_of: ParamsOf) -> frozenset[str]:
+    """What clients and server must compute for the selector `name` and the one it is put around, if any; nothing extra
+    for a foreign one."""
+    selector, params = selector_class(name), params_of(name)
+    if selector is None:
+        return frozenset()
+    inner = inner_of(selector, params)
+    return selector.required(params) | (frozenset() if inner is None else required(inner[0], params_of))
 
 
 def params_class(manager: type) -> type[Params]:

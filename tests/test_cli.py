@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import records
 
+from fedsuv_plugin import registry
 from fedsuv_plugin.cli import main
 
 QUICKSTART = str(Path(__file__).parent.parent / "configs" / "quickstart.yml")
@@ -46,7 +47,7 @@ def test_swapping_the_selector_is_one_key(
 
 @pytest.mark.parametrize(("words", "message"), [
     (["run", QUICKSTART, "--set", "sample_mode=fedsvu"],
-     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: fedsuv, oort, random, round_robin"),
+     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: {', '.join(registry.installed())}"),
     (["run", QUICKSTART, "--set", "rounds=no"], f"fedsuv: {QUICKSTART}: rounds: expected an integer >= 1, got False"),
     (["run", QUICKSTART, "--set", "rounds"], "fedsuv: --set rounds: expected key=value"),
     (["run", "nowhere.yml"], "fedsuv: no such job file: nowhere.yml"),

@@ -25,8 +25,9 @@ from torch.utils.tensorboard import SummaryWriter
 from fedsuv_plugin import registry, safe_pickle
 from fedsuv_plugin.config import Job, from_argv
 from fedsuv_plugin.engine.channel import CLIENT_PROBE, NOTHING, Completion, Event
-from fedsuv_plugin.engine.client_manager import SelectorClientManager
-from fedsuv_plugin.engine.model import Average, ModelAdapter
+from fedsuv_plugin.engine.client_manager import Question, SelectorClientManager
+from fedsuv_plugin.engine.model import Average, ModelAdapter, flat
+from fedsuv_plugin.engine.public_loss import PublicLoss
 from fedsuv_plugin.engine.stock import (
     MAX_MESSAGE_LENGTH,
     Aggregator,
@@ -37,7 +38,8 @@ from fedsuv_plugin.engine.stock import (
 )
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory
-from fedsuv_plugin.tasks import initial_model, kbit
+from fedsuv_plugin.selectors.base import DIRECTION, GLOBAL_ACCURACY, PUBLIC_LOSS, WEIGHTS
+from fedsuv_plugin.tasks import initial_model, kbit, public_set
 from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
 
@@ -65,6 +67,9 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._task_meta: dict[str, Any] = {}
         self._sizes = np.zeros(0, np.int64)  # samples of each client, as the executors report them
         self._metrics: dict[str, Any] | None = None  # the last evaluation
+        self._test_samples: int | None = None        # how much of the test set the next evaluation takes
+        self._judgement: tuple[float | None, float | None] = None, None  # accuracy and loss as the selector hears them
+        self._public_loss: PublicLoss | None = None
 
     def init_client_manager(self, args: Namespace) -> Any:
         return registry.client_manager_class(args.sample_mode)(args.sample_mode, args=args)
@@ -100,7 +105,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         if name in (commons.CLIENT_TRAIN, CLIENT_PROBE):
             client = self.resource_manager.get_next_task()
             return NOTHING if client is None else Event(name, {"client_id": client, **self._task_meta}, None)
-        return Event(name, None, None)
+        return Event(name, {"samples": self._test_samples} if name == commons.MODEL_TEST else None, None)
 
     def deliver(self, executor_id: str, done: Completion) -> None:
         if done.error is not None:
@@ -192,9 +197,9 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._await_executors()
         self._register_clients()
         self._resume()
-        if self.round == 0 and self._metrics is None:
-            self._publish_model()
-            self._evaluate()
+        if PUBLIC_LOSS in self.args.needs:
+            self._public_loss = PublicLoss(self.config, public_set(self.config, self.args.public_fraction))
+        self._judge(due=self.round == 0)
         while self.round < self.config.rounds and not self.stop_after_round.is_set():
             self._one_round()
         self._save_checkpoint()
@@ -262,10 +267,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         results = self._train(to_run.tolist())
         self.global_virtual_clock += settlement.seconds
         self.round_duration = settlement.seconds
-        self._metrics = None
-        if self.round % self.config.eval_interval == 0 or self.round == self.config.rounds:
-            self._publish_model()
-            self._evaluate()
+        self._judge(due=self.round % self.config.eval_interval == 0 or self.round == self.config.rounds)
         self._give_feedback(asked, times, results)
         self._record(asked, results, joules, select_seconds)
         if self.round % self.config.checkpoint_every == 0:
@@ -280,21 +282,41 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         """Ask clients what the selector wants to know first."""
         if not isinstance(self.client_manager, SelectorClientManager):
             return
-        question = self.client_manager.next_probe(self.global_virtual_clock)
-        if question is not None:
-            kind, clients = question
-            answers: dict[int, np.ndarray] = {}
-            self._run_tasks(CLIENT_PROBE, clients, lambda result: answers.update(
-                {result["client_id"]: result["answer"]}), kind=kind)
-            self.client_manager.answer_probe(kind, answers)
+        self._describe_model(self.client_manager)
+        more = True
+        while more:
+            question = self.client_manager.next_probe(self._seats(), self.global_virtual_clock)
+            more = question is not None and question.more
+            if question is not None:
+                self.client_manager.answer_probe(question.kind, self._ask(self.client_manager, question))
+
+    def _describe_model(self, manager: SelectorClientManager) -> None:
+        """Tell the selector of the global model what it needs."""
+        model = self.model_wrapper.get_model()
+        if self._public_loss is not None:
+            self._public_loss.follow(model)
+        needed = self.args.needs & {DIRECTION, WEIGHTS, PUBLIC_LOSS}
+        manager.describe_model(*self._judgement, flat(model.parameters()) if needed else None, self._public_loss)
+
+    def _ask(self, manager: SelectorClientManager, question: Question) -> dict[int, np.ndarray]:
+        answers: dict[int, np.ndarray] = {}
+
+        def keep(result: dict[str, Any]) -> None:
+            client, answer = result["client_id"], result["answer"]
+            answers[client] = manager.stream_answer(client, answer) if question.stream else answer
+
+        self._run_tasks(CLIENT_PROBE, question.clients, keep, kind=question.kind)
+        return answers
+
+    def _seats(self) -> int:
+        """How many clients are asked in a round."""
+        wanted = self.config.num_participants
+        return wanted if self.config.round_deadline is not None else int(wanted * self.config.overcommitment)
 
     def _select(self) -> tuple[np.ndarray, float]:
         """Ids asked, ascending, and the seconds it took to choose them."""
-        wanted = self.config.num_participants
-        if self.config.round_deadline is None:
-            wanted = int(wanted * self.config.overcommitment)
         started = time.perf_counter()
-        chosen = self.client_manager.select_participants(wanted, cur_time=self.global_virtual_clock)
+        chosen = self.client_manager.select_participants(self._seats(), cur_time=self.global_virtual_clock)
         seconds = time.perf_counter() - started
         return np.array(sorted(chosen), np.int64), seconds
 
@@ -348,19 +370,40 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                 early[done.client_id] = done.result
             consume(early.pop(client))
 
-    def _evaluate(self) -> None:
-        """The global model on the test set, whose chunks the executors share."""
+    def _test(self, samples: int | None) -> list[dict[str, float]]:
+        """The published model on the first samples of the test set (none: all), whose chunks the executors share."""
+        self._test_samples = samples
         self._tell(commons.MODEL_TEST)
         chunks: dict[int, dict[str, float]] = {}
         for _ in range(len(self.individual_client_events)):
             chunks |= self._next_result().result
-        self.test_result_accumulator = [chunks[chunk] for chunk in sorted(chunks)]
+        return [chunks[chunk] for chunk in sorted(chunks)]
+
+    def _judge(self, due: bool) -> None:
+        """How good the global model is, recorded if due. The selector hears of it then; one that needs to know hears
+        every round, and always of the same samples."""
+        needed, samples = GLOBAL_ACCURACY in self.args.needs, self.config.selector_test_samples
+        if due or needed:
+            self._publish_model()
+        self._metrics = None
+        tested = self._evaluate() if due else []
+        if needed and not (due and samples is None):
+            tested = self._test(samples)
+        n = sum(chunk["test_len"] for chunk in tested)
+        self._judgement = (sum(chunk["top_1"] for chunk in tested) / n,
+                           _number(sum(chunk["test_loss"] for chunk in tested) / n)) if n else (None, None)
+
+    def _evaluate(self) -> list[dict[str, float]]:
+        """The published model on the whole test set, recorded."""
+        tested = self._test(None)
+        self.test_result_accumulator = [dict(chunk) for chunk in tested]  # FedScale adds them up in place
         self.aggregate_test_result()
         self.log_test_result()
         performance = self.testing_history["perf"].pop(self.round)
         self._metrics = {"round": self.round, "clock": self.global_virtual_clock, "accuracy": performance["top_1"],
                          "accuracy_top5": performance["top_5"], "loss": _number(performance["loss"])}
         self.run_directory.append("metrics.jsonl", self._metrics)
+        return tested
 
     def _give_feedback(self, asked: np.ndarray, times: np.ndarray, results: dict[int, dict[str, Any]]) -> None:
         """FedScale's call for everyone who was asked; those who missed the round are booked at the mean utility."""
@@ -375,8 +418,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             if ours and result:
                 self.client_manager.register_signals(client, result["signals"])
         if ours:
-            metrics = self._metrics or {}
-            self.client_manager.finish_round(metrics.get("accuracy"), metrics.get("loss"))
+            self.client_manager.finish_round(*self._judgement)
 
     def _record(self, asked: np.ndarray, results: dict[int, dict[str, Any]], joules: float,
                 select_seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsuv_plugin.engine.model import ModelAdapter
+from fedsuv_plugin.engine.model import ModelAdapter, flat
 from fedsuv_plugin.engine.stock import TorchClient
 from fedsuv_plugin.randomness import torch_seed
 from fedsuv_plugin.selectors import base as signal
@@ -147,11 +147,6 @@ def evaluate(model: torch.nn.Module, data: Samples, model_name: str, batch: int)
             result.loss += float(losses.sum())
             result.square_loss += float(losses.square().sum())
     return result
-
-
-def flat(tensors: Any) -> np.ndarray:
-    """Parameters end to end as one float32 vector (buffers such as BatchNorm's are no part of an update)."""
-    return torch.cat([t.detach().reshape(-1) for t in tensors]).cpu().numpy()
 
 
 def _batches(data: Samples, batch: int, steps: int,

@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from fedscale.cloud.client_manager import ClientManager
 
+from fedsuv_plugin import registry
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.selectors.base import ClientTable, Probe, ProbeAnswer, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.traces.clock import Work, durations, energy
 from fedsuv_plugin.traces.population import Population, load_population
 
 SQUARE_METRES = 1000.0  # side of the square in which clients without a position are placed
+
+
+class Question(NamedTuple):
+    """A selector's probe, with FedScale's ids."""
+
+    kind: str
+    clients: list[int]
+    stream: bool
+    more: bool
 
 
 class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale has no types
@@ -31,8 +42,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         # The base would load the availability trace with plain pickle; here `load_population` does, safely.
         super().__init__("random", args=Namespace(**{**vars(args), "device_avail_file": None}))
         self.mode, self.args = mode, args
-        self.params: Params = self.selector_class.Params.from_mapping(
-            {key.partition(".")[2]: value for key, value in vars(args).items() if key.startswith(f"{mode}.")})
+        self.params: Params = self._params(self.selector_class, mode)
         self._seed = getattr(args, "seed", sample_seed)
         self._registered: dict[int, int] = {}  # client id -> samples, while clients register one by one
         self._population: Population | None = None
@@ -40,6 +50,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         self._selector: Selector | None = None
         self._feedback: dict[int, _Feedback] = {}
         self._answer: ProbeAnswer | None = None
+        self._global: dict[str, Any] = {}  # what the next view tells of the global model
 
     # ---- registration
 
@@ -81,7 +92,21 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             position=self._positions(population)[ids - 1])
         self.feasibleClients, self.feasible_samples = ids.tolist(), int(sizes.sum())
         self._population = population
-        self._selector = self.selector_class(self.params, self.clients, stream(self._seed, "selector"))
+        self._selector = self._make(stream(self._seed, "selector"))
+
+    def _params(self, selector: type[Selector], name: str) -> Params:
+        """The job's `<name>.<parameter>` keys, checked."""
+        return selector.Params.from_mapping({
+            key.partition(".")[2]: value for key, value in vars(self.args).items() if key.startswith(f"{name}.")})
+
+    def _make(self, rng: np.random.Generator) -> Selector:
+        """The selector; one that is put around another gets that one, which has its own parameters and randomness."""
+        wrapped = registry.inner_of(self.selector_class, self.params)
+        if wrapped is None:
+            return self.selector_class(self.params, self.clients, rng)
+        name, inner = wrapped
+        return self.selector_class(self.params, self.clients, rng, inner(  # type: ignore[call-arg]
+            self._params(inner, name), self.clients, stream(self._seed, "inner selector")))
 
     def _positions(self, population: Population) -> np.ndarray:
         """Where clients are: as the trace says, else drawn from the seed."""
@@ -113,18 +138,31 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         _, population = self._ready()
         return np.flatnonzero(population.online(time)[self.clients.ids - 1])
 
-    def _view(self, time: float) -> RoundView:
+    def _view(self, time: float, seats: int) -> RoundView:
         online = self._online(time)
         return RoundView(round=self.count + 1, total_rounds=self.args.rounds, clock=time, online=online,
-                         clients=self.clients, probe=self._answer)
+                         clients=self.clients, probe=self._answer, seats=min(seats, len(online)), **self._global)
 
     # ---- one round
 
-    def next_probe(self, cur_time: float) -> tuple[str, list[int]] | None:
-        """What the selector wants to know before it selects: (kind, client ids)."""
+    def describe_model(self, accuracy: float | None, test_loss: float | None, weights: np.ndarray | None,
+                       public_loss: Callable[[np.ndarray], float] | None) -> None:
+        """Ours: the global model as the next selection finds it, as far as the selector needs to know it."""
+        self._global = {"accuracy": accuracy, "test_loss": test_loss, "weights": weights, "public_loss": public_loss}
+
+    def next_probe(self, num_of_clients: int, cur_time: float) -> Question | None:
+        """What the selector wants to know before it selects."""
         self._learn()
-        probe: Probe | None = self.selector.probe(self._view(cur_time))
-        return None if probe is None else (probe.kind, self.clients.ids[probe.rows].tolist())
+        probe = self.selector.probe(self._view(cur_time, num_of_clients))
+        return None if probe is None else Question(
+            probe.kind, self.clients.ids[probe.rows].tolist(), probe.stream, probe.more)
+
+    def stream_answer(self, client_id: int, answer: np.ndarray) -> np.ndarray:
+        """Hand one answer on, if it is finite; what is left of it to keep."""
+        if not np.isfinite(np.sum(answer, dtype=np.float64)):
+            return np.array([np.nan])
+        self.selector.receive(int(self._rows([client_id])[0]), answer)
+        return np.empty(0)
 
     def answer_probe(self, kind: str, answers: dict[int, np.ndarray]) -> None:
         """What the clients said; one that answered with rubbish is left out."""
@@ -136,7 +174,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     def select_participants(self, num_of_clients: int, cur_time: float = 0) -> list[int]:
         self._learn()
-        view = self._view(cur_time)
+        view = self._view(cur_time, num_of_clients)
         rows = np.asarray(self.selector.select(view, min(num_of_clients, len(view.online))))
         self._refuse_bad_pick(rows, view, num_of_clients)
         self.count += 1

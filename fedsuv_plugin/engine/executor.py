@@ -47,7 +47,8 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
         torch.backends.cudnn.deterministic = True
 
     def init_data(self) -> tuple[FederatedData, Samples]:
-        data = FederatedData(self.job.config, self.device, self.args.holdout_fraction, self.args.interview_fraction)
+        data = FederatedData(self.job.config, self.device, self.args.holdout_fraction, self.args.interview_fraction,
+                             self.args.public_fraction)
         return data, data.test
 
     def run(self) -> None:
@@ -100,13 +101,13 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
             self.training_sets.training(client_id), self.model_adapter.get_model(), conf)
 
     def _test(self, event: Event) -> Completion:
-        """Every n-th chunk of the test set, each reported on its own, so that the sum of them all does not depend on
-        how many executors there are."""
+        """Every n-th chunk of the test set, or of its first samples, each reported on its own, so that the sum of them
+        all does not depend on how many executors there are."""
         self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
-        client, size = self.get_client_trainer(self.args), self.args.test_bsz
-        chunks = range(self.this_rank - 1, -(-len(self.testing_sets) // size), self.num_executors)
-        results = {chunk: client.test(Samples(self.testing_sets.x[chunk * size:(chunk + 1) * size],
-                                              self.testing_sets.y[chunk * size:(chunk + 1) * size]),
+        client, size, wanted = self.get_client_trainer(self.args), self.args.test_bsz, event.meta["samples"]
+        x, y = self.testing_sets.x[:wanted], self.testing_sets.y[:wanted]
+        chunks = range(self.this_rank - 1, -(-len(y) // size), self.num_executors)
+        results = {chunk: client.test(Samples(x[chunk * size:(chunk + 1) * size], y[chunk * size:(chunk + 1) * size]),
                                       self.model_adapter.get_model(), self.args) for chunk in chunks}
         return Completion(self.this_rank, commons.MODEL_TEST, results)
 

@@ -1,7 +1,7 @@
 """The model as arrays: FedScale's adapter, without its copies, and with BatchNorm buffers kept out of YoGi."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,11 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
 
 
 _MOMENTS = ("v_t", "m_t")
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> np.ndarray:
+    """Parameters end to end as one float32 vector (buffers such as BatchNorm's are no part of an update)."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors]).cpu().numpy()
 
 
 class _Parameters:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,6 +25,9 @@ OPINIONS = "opinions"                      # accuracy of the received model on t
 LOSS = "loss"                              # mean loss of the received model on the client's own training data
 NEEDS = (ACCURACY_GAIN, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY, OPINIONS, LOSS)
 PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS)  # what a probe may ask for
+# What it may ask of the server.
+GLOBAL_ACCURACY = "global_accuracy"        # accuracy and loss of the global model on test data, every round
+PUBLIC_LOSS = "public_loss"                # the loss of any parameters on the server's public set
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,10 @@ class ClientTable:
 class Probe:
     """A question to clients that trains nobody's model into the global one."""
 
-    kind: str         # one of PROBES
-    rows: np.ndarray  # whom to ask
+    kind: str             # one of PROBES
+    rows: np.ndarray      # whom to ask
+    stream: bool = False  # answers go to `receive` one by one, in the order of rows, instead of being kept
+    more: bool = False    # `probe` wants to be called again, with this one's answer, before the selection
 
     def __post_init__(self) -> None:
         if self.kind not in PROBES:
@@ -59,7 +65,7 @@ class Probe:
 class ProbeAnswer:
     kind: str
     rows: np.ndarray    # (m,) those that answered with finite numbers
-    values: np.ndarray  # (m,) for loss and opinions, (m, p) for direction and weights
+    values: np.ndarray  # (m,) for loss and opinions, (m, p) for direction and weights; (m, 0) where they were streamed
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ class RoundView:
     online: np.ndarray   # (m,) rows that can be chosen, ascending
     clients: ClientTable
     probe: ProbeAnswer | None = None
+    seats: int | None = None       # the k of the coming `select`, where it is known
+    accuracy: float | None = None  # of the current global model, where it was evaluated
+    test_loss: float | None = None
+    weights: np.ndarray | None = None  # (p,) float32, global parameters; if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed
+    public_loss: Callable[[np.ndarray], float] | None = None  # parameters (p,) -> mean loss; if PUBLIC_LOSS is needed
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,7 @@ class Selector(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     Params: ClassVar[type[AnyParams]] = NoParams
     state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; `state_dict` carries them and the generator
+    time_slots: ClassVar[bool] = False  # keeps its cohort for several rounds, so nobody else may thin out the clients
 
     def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
         self.params: Any = params
@@ -109,12 +121,22 @@ class Selector(ABC):
 
     @classmethod
     def required(cls, params: AnyParams) -> frozenset[str]:
-        """What clients must compute for this selector with these parameters; a wrapper adds its inner selector's."""
+        """What clients and server must compute for this selector with these parameters."""
         return cls.needs
+
+    @classmethod
+    def wraps(cls, params: AnyParams) -> str | None:
+        """The name of the selector this one is put around. It is made first, with its own parameters of the job, and
+        handed over as the last argument of the constructor; what it needs is computed as well."""
+        return None
 
     def probe(self, view: RoundView) -> Probe | None:
         """A question to put to clients before this round's selection, or None."""
         return None
+
+    def receive(self, row: int, value: np.ndarray) -> None:
+        """One client's finite answer to a probe with stream=True."""
+        raise NotImplementedError(f"{self.name} asks for a stream and does not take it")
 
     @abstractmethod
     def select(self, view: RoundView, k: int) -> np.ndarray:
@@ -153,3 +175,11 @@ def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
         level = np.flatnonzero(scores == threshold)
         candidates = np.concatenate([above, rng.choice(level, k - len(above), replace=False)])
     return candidates[np.lexsort((rng.random(len(candidates)), -scores[candidates]))]
+
+
+def draw(weights: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Positions of a draw without replacement, each next one with probability proportional to its weight.
+
+    Exponential clocks of rate w ring in exactly that order, and weight / Exp(1) is one over the time of the first
+    ring. A weight of 0 never rings: those come last, in random order."""
+    return best(weights / rng.standard_exponential(len(weights)), size, rng)

@@ -1,13 +1,13 @@
 """What is trained: a data set, its partition over clients, and a model."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.randomness import stream, torch_seed
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
 from fedsuv_plugin.tasks.models import build_model
@@ -33,19 +33,17 @@ class Samples:
 class FederatedData:
     """All clients' data in memory. `getSize` is FedScale's name: an executor reports it when it registers."""
 
-    def __init__(self, config: JobConfig, device: torch.device, holdout: float = 0.0, interview: float = 0.0):
+    def __init__(self, config: JobConfig, device: torch.device, holdout: float = 0.0, interview: float = 0.0,
+                 public: float = 0.0):
         """`holdout`: share of every client's samples kept from training, for its opinions; `interview`: share of the
-        test set kept from the reported accuracy, for the server's interviews."""
+        test set kept from the reported accuracy, for the server's interviews; `public`: share of the training samples
+        that belong to no client, for the server (`public_set`)."""
         self._set = DATASETS[config.data_set](config)
         self._device = device
         splits = self._set.load()
         self._x, self._y = splits.train_x, splits.train_y
-        labels = splits.train_y.numpy()
-        if config.data_map_file is not None:
-            self._clients = from_map_file(config.data_map_file, labels, config.num_clients)
-        else:
-            self._clients = partition(labels, config.partition, config.num_clients or DEFAULT_CLIENTS,
-                                      config.partition_alpha, stream(config.seed, "partition"))
+        self._clients = _partition(config, splits.train_y.numpy(), public)
+        self.noisy_clients = noisy_clients(config, len(self._clients))
         self._held = np.floor(self._clients.sizes * holdout).astype(np.int64)  # the first so many of each client
         if holdout:
             self._clients = self._clients.shuffled(stream(config.seed, "holdout"))
@@ -58,10 +56,15 @@ class FederatedData:
         return {"size": self._clients.sizes - self._held}
 
     def training(self, client_id: int) -> Samples:
-        return self._samples(self._x, self._y, self._own(client_id)[self._held[client_id - 1]:])
+        return self._labelled(client_id, self._own(client_id)[self._held[client_id - 1]:])
 
     def held_out(self, client_id: int) -> Samples:
-        return self._samples(self._x, self._y, self._own(client_id)[:self._held[client_id - 1]])
+        return self._labelled(client_id, self._own(client_id)[:self._held[client_id - 1]])
+
+    def _labelled(self, client_id: int, rows: torch.Tensor) -> Samples:
+        """The samples with the labels this client believes in."""
+        own = self._samples(self._x, self._y, rows)
+        return Samples(own.x, (own.y + 1) % self._set.classes) if client_id in self.noisy_clients else own
 
     def _own(self, client_id: int) -> torch.Tensor:
         if not 1 <= client_id <= len(self._clients):
@@ -70,6 +73,46 @@ class FederatedData:
 
     def _samples(self, x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> Samples:
         return Samples(self._set.prepare(x[rows]).to(self._device), y[rows].to(self._device))
+
+
+def _partition(config: JobConfig, labels: np.ndarray, public: float) -> Partition:
+    """Who owns which training sample, once the server has taken its public share."""
+    taken = _public_rows(config, len(labels), public)
+    if config.data_map_file is not None:  # which is about all samples, in the data set's order
+        numbers = np.arange(len(labels))
+        numbers[taken] = -1
+        return from_map_file(config.data_map_file, labels, config.num_clients).renumbered(numbers)
+    left = np.delete(np.arange(len(labels)), taken)
+    return partition(labels[left], config.partition, config.num_clients or DEFAULT_CLIENTS, config.partition_alpha,
+                     stream(config.seed, "partition"), config.shards_per_client).renumbered(left)
+
+
+def _public_rows(config: JobConfig, n: int, share: float) -> np.ndarray:
+    return stream(config.seed, "public").permutation(n)[:int(n * share)]
+
+
+def public_set(config: JobConfig, share: float) -> Samples:
+    """The server's own samples: `public_data_set`, or a share of the training samples that no client has."""
+    source, other = data_set(config), config.public_data_set
+    if other is None:
+        rows = _public_rows(config, len(source.load().train_y), share)
+        require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set",
+                share)
+    else:
+        ours = (source.shape, source.classes)
+        if other != config.data_set:  # data_dir is the folder of data_set
+            source = DATASETS[other](replace(config, data_dir=None))
+        require((source.shape, source.classes) == ours, "public_data_set",
+                f"a data set with inputs of shape {ours[0]} and {ours[1]} classes", other)
+        rows = stream(config.seed, "public").permutation(len(source.load().train_y))[:config.public_samples]
+    splits, picked = source.load(), torch.from_numpy(rows)
+    return Samples(source.prepare(splits.train_x[picked]), splits.train_y[picked])
+
+
+def noisy_clients(config: JobConfig, n: int) -> frozenset[int]:
+    """Ids of the clients, of n, whose labels are wrong: a share of them, drawn from the seed."""
+    chosen = stream(config.seed, "label noise").permutation(n)[:round(n * config.label_noise_clients)]
+    return frozenset((chosen + 1).tolist())
 
 
 def data_set(config: JobConfig) -> DataSet:
@@ -94,4 +137,5 @@ def model_kbit(config: JobConfig) -> float:
     return kbit(initial_model(config))
 
 
-__all__ = ["FederatedData", "Partition", "Samples", "data_set", "initial_model", "kbit", "model_kbit"]
+__all__ = ["FederatedData", "Partition", "Samples", "data_set", "initial_model", "kbit", "model_kbit", "noisy_clients",
+           "public_set"]

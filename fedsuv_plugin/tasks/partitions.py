@@ -29,6 +29,12 @@ class Partition:
     def samples(self, client: int) -> np.ndarray:
         return self.order[self.offsets[client]:self.offsets[client + 1]]
 
+    def renumbered(self, numbers: np.ndarray) -> Partition:
+        """The same shares where sample i is called numbers[i]; those called -1 are nobody's."""
+        owner = np.repeat(np.arange(len(self)), self.sizes)
+        order = numbers[self.order]
+        return Partition(order[order >= 0], np.searchsorted(owner[order >= 0], np.arange(len(self) + 1)))
+
     def shuffled(self, rng: np.random.Generator) -> Partition:
         """The same owners, each one's samples in random order."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
@@ -42,18 +48,26 @@ def by_owner(owner: np.ndarray, n: int) -> Partition:
     return Partition(order, np.searchsorted(owner[order], np.arange(n + 1)))
 
 
-Scheme = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray]
+@dataclass(frozen=True)
+class Skew:
+    """How unlike each other clients are; a scheme reads what it knows."""
+
+    alpha: float = 0.5
+    shards_per_client: int = 2
+
+
+Scheme = Callable[[np.ndarray, int, Skew, np.random.Generator], np.ndarray]
 PARTITIONS: Catalogue[Scheme] = Catalogue("partition")
 
 
 @PARTITIONS.add("iid")
-def iid(labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def iid(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
     """Shuffled and dealt out: sizes differ by at most one."""
     return rng.permutation(np.arange(len(labels)) % n)
 
 
 @PARTITIONS.add("dirichlet")
-def dirichlet(labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def dirichlet(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
     """Each class is shared out among the clients in proportions drawn from Dir(alpha): small alpha, few classes per
     client and unequal sizes; large alpha, iid. Every sample has one owner and every client at least one sample.
 
@@ -61,7 +75,7 @@ def dirichlet(labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(rows)).astype(np.int64)
+        cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, skew.alpha)))[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     sizes = np.bincount(owner, minlength=n)
     for client in np.flatnonzero(sizes == 0):  # whoever came away empty gets one sample of the richest
@@ -72,10 +86,26 @@ def dirichlet(labels: np.ndarray, n: int, alpha: float, rng: np.random.Generator
     return owner
 
 
-def partition(labels: np.ndarray, scheme: str, n: int, alpha: float, rng: np.random.Generator) -> Partition:
+@PARTITIONS.add("shards")
+def shards(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
+    """Sorted by label, cut into pieces of equal size (to within one sample), `shards_per_client` of them to each client
+    at random. A piece has one label, or two where the classes are not whole numbers of pieces. With fewer samples than
+    pieces a client gets fewer.
+
+    H. B. McMahan et al., AISTATS 2017, section 3."""
+    each = min(skew.shards_per_client, len(labels) // n)
+    order = np.lexsort((rng.random(len(labels)), labels))
+    piece = np.arange(len(labels)) * (n * each) // len(labels)  # (m,) of each place in the order
+    owner = np.empty(len(labels), np.int64)
+    owner[order] = rng.permutation(np.arange(n * each) % n)[piece]
+    return owner
+
+
+def partition(labels: np.ndarray, scheme: str, n: int, alpha: float, rng: np.random.Generator,
+              shards_per_client: int = 2) -> Partition:
     if n > len(labels):
         raise UserError(f"num_clients: expected at most {len(labels)}, the number of training samples, got {n}")
-    return by_owner(PARTITIONS[scheme](labels, n, alpha, rng), n)
+    return by_owner(PARTITIONS[scheme](labels, n, Skew(alpha, shards_per_client), rng), n)
 
 
 def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector, best, draw
 
 ABSURD = 100.0    # times the median reported utility; more than that is not believed
 LARGEST = 1e100   # utilities end here on arrival, so that no sum of them overflows
@@ -233,11 +233,7 @@ class Oort(Selector):
         return np.concatenate([allowed, last[self._best(self.score[last], seats - len(allowed))]])
 
     def _draw(self, weights: np.ndarray, size: int) -> np.ndarray:
-        """Positions of a draw without replacement, each next one with probability proportional to its weight.
-
-        Exponential clocks of rate w ring in exactly that order, and weight / Exp(1) is one over the time of the first
-        ring. A weight of 0 never rings: those come last, in random order."""
-        return self._best(weights / self.rng.standard_exponential(len(weights)), size)
+        return draw(weights, size, self.rng)
 
     def _best(self, scores: np.ndarray, k: int) -> np.ndarray:
         return best(scores, k, self.rng) if k > 0 else np.empty(0, np.int64)

@@ -1,0 +1,195 @@
+"""DivFL: a cohort whose updates stand for everybody's.
+
+Paper: R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes. "Diverse Client Selection for Federated
+    Learning via Submodular Maximization." ICLR 2022. Section 3: facility location, maximised by (stochastic) greedy.
+
+Paper symbol -> name here
+    gradient of F_k -> direction of client k, (received - own weights) / learning rate, compressed -> sketches[k]
+    G(S) = sum over k of the distance to the nearest member of S -> objective    gamma_i -> cluster_size    K -> k
+    Gbar(S) = const - G(S), submodular -> what `facility_location` maximises
+What the paper leaves open, and how it is here
+    `directions: last` is its variant without overhead: everybody's direction once, when first online, then only those
+    of the cohorts; `fresh` asks all online clients every round.
+    The constant is large enough for the first pick to be the medoid; any larger one gives the same cohort.
+Departures
+    Directions are compressed by a seeded count sketch: coordinate j is added with a random sign to one of `sketch_dim`
+    numbers. Squared distances are then right in expectation, with a relative standard deviation of at most
+    sqrt(2 / sketch_dim): 4.4 % at 1024. A model with no more parameters than that is not compressed.
+    The average is the job's: gamma_i is told by `explain`, the clients are not weighted by it.
+    A direction longer than 10 times the median is shortened to that. Clients without a direction (the probe failed)
+    get seats only when no others are left. Ties are broken at random.
+A selection costs O(online^2 sketch_dim), as facility location does.
+"""
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.selectors.base import DIRECTION, ClientTable, Probe, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
+
+LARGEST = 1e30  # a sketch ends here on arrival, so that no square of it overflows
+BLOCK = 256     # columns of the distance matrix worked out at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivflParams(Params):
+    sketch_dim: int = param(1024, "numbers a direction is compressed to; squared distances are off by about "
+                            "sqrt(2 / this)", low=1)
+    greedy: str = param("stochastic", "stochastic: each pick is the best of a random sample; lazy: the best of all",
+                        choices=("stochastic", "lazy"))
+    epsilon: float = param(0.1, "stochastic greedy draws (clients / seats) ln(1 / epsilon) for each pick; small: all "
+                           "of them, 1: one, at random", above=0, high=1)
+    directions: str = param("last", "last: of a client's latest participation; fresh: all are asked every round",
+                            choices=("last", "fresh"))
+
+
+class Divfl(Selector):
+    name = "divfl"
+    paper = "Balakrishnan et al., Diverse Client Selection for FL via Submodular Maximization, ICLR 2022"
+    needs = frozenset({DIRECTION})
+    Params = DivflParams
+    state = ("sketch_seed", "sketches", "known", "approached")
+
+    def __init__(self, params: DivflParams, clients: ClientTable, rng: np.random.Generator):
+        super().__init__(params, clients, rng)
+        n = len(clients)
+        self.sketch_seed = int(rng.integers(2**63 - 1))
+        self.sketches = np.zeros((n, 0), np.float32)  # (n, sketch_dim or fewer), once there is one
+        self.known = np.zeros(n, bool)       # (n,) the sketch is the client's
+        self.approached = np.zeros(n, bool)  # (n,) was asked for its direction, whatever came of it
+        self.cluster_size = np.zeros(n, np.int64)
+        self.distance = np.full(n, np.nan)
+        self._sketch: Sketch | None = None
+
+    def probe(self, view: RoundView) -> Probe | None:
+        rows = view.online if self.params.directions == "fresh" else view.online[~self.approached[view.online]]
+        self.approached[rows] = True
+        return Probe(DIRECTION, rows, stream=True) if len(rows) else None
+
+    def receive(self, row: int, value: np.ndarray) -> None:
+        if self._sketch is None:
+            self._sketch = Sketch(len(value), self.params.sketch_dim, self.sketch_seed)
+        if not self.sketches.size:
+            self.sketches = np.zeros((len(self.clients), self._sketch.width), np.float32)
+        self.sketches[row] = np.clip(self._sketch(value), -LARGEST, LARGEST)
+        self.known[row] = True
+
+    def update(self, outcome: RoundOutcome) -> None:
+        if DIRECTION in outcome.signals:
+            for i in np.flatnonzero(outcome.valid):
+                self.receive(int(outcome.rows[i]), outcome.signals[DIRECTION][i])
+        self.approached[outcome.rows[outcome.valid]] = True
+
+    def select(self, view: RoundView, k: int) -> np.ndarray:
+        known = self.known[view.online]
+        rows, others = view.online[known], view.online[~known]
+        points = self._points(rows)
+        if self.params.greedy == "lazy":
+            chosen = facility_location(points, k, self.rng)
+        else:
+            chosen = stochastic_facility_location(points, k, self.params.epsilon, self.rng)
+        self._take_stock(rows, points, chosen)
+        more = others[best(np.zeros(len(others)), k - len(chosen), self.rng)]
+        return np.concatenate([rows[chosen], more])
+
+    def _points(self, rows: np.ndarray) -> np.ndarray:
+        """The clients' sketches in float64, none absurdly long, (m, width)."""
+        points = self.sketches[rows].astype(np.float64)
+        lengths = np.linalg.norm(points, axis=1)
+        return points * shortening(lengths, longest_believed(lengths))[:, None]
+
+    def _take_stock(self, rows: np.ndarray, points: np.ndarray, chosen: np.ndarray) -> None:
+        """Whom each of the chosen stands for."""
+        self.cluster_size = np.zeros(len(self.clients), np.int64)
+        self.distance = np.full(len(self.clients), np.nan)
+        if len(chosen):
+            apart = distances(points, points[chosen])
+            self.distance[rows] = apart.min(axis=1)
+            self.cluster_size[rows[chosen]] = np.bincount(apart.argmin(axis=1), minlength=len(chosen))
+
+    def explain(self) -> dict[str, np.ndarray]:
+        """`distance` to the nearest of the chosen; NaN where a client was offline or its direction is not known."""
+        return {"cluster_size": self.cluster_size, "distance": self.distance, "known": self.known}
+
+    def diagnostics(self) -> dict[str, Any]:
+        covered = self.distance[np.isfinite(self.distance)]
+        return {"known": int(np.count_nonzero(self.known)), "objective": float(covered.sum()),
+                "largest_cluster": int(self.cluster_size.max(initial=0))}
+
+
+class Sketch:
+    """Count sketch (M. Charikar, K. Chen, M. Farach-Colton, ICALP 2002): (p,) -> (width,), the same for the same seed.
+
+    The squared length of a sketch has the right mean, and variance (2 / width) (|x|_2^4 - |x|_4^4)."""
+
+    def __init__(self, p: int, dim: int, seed: int):
+        self.width = min(p, dim)
+        rng = np.random.default_rng([seed, p])
+        self._exact = p <= dim
+        self._place = np.empty(0, np.int64) if self._exact else rng.integers(dim, size=p)
+        self._sign = np.empty(0) if self._exact else rng.choice([-1.0, 1.0], size=p)
+
+    def __call__(self, vector: np.ndarray) -> np.ndarray:
+        if self._exact:
+            return np.asarray(vector, np.float64)
+        return np.bincount(self._place, weights=self._sign * vector, minlength=self.width)
+
+
+def distances(points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Euclidean, (m, width) and (b, width) -> (m, b)."""
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def _far(points: np.ndarray) -> np.ndarray:
+    """Everyone's distance to the nearest of nobody: at least as large as any distance there is, (m,)."""
+    return np.full(len(points), 2 * np.linalg.norm(points, axis=1).max(initial=0.0))
+
+
+def _gains(nearest: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """By how much each candidate brings everyone nearer, (m,) and (m, b) -> (b,)."""
+    return np.maximum(nearest[:, None] - apart, 0.0).sum(axis=0)
+
+
+def stochastic_facility_location(points: np.ndarray, k: int, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """Greedy where each pick is the best of a random sample (B. Mirzasoleiman et al., AAAI 2015): min(k, m) places."""
+    m = len(points)
+    k = min(k, m)
+    nearest, left, chosen = _far(points), np.arange(m), np.empty(0, np.int64)
+    size = math.ceil(m / k * math.log(1 / epsilon)) if k else 0
+    while len(chosen) < k:
+        sample = rng.choice(left, min(max(size, 1), len(left)), replace=False)
+        apart = distances(points, points[sample])
+        winner = int(best(_gains(nearest, apart), 1, rng)[0])
+        nearest = np.minimum(nearest, apart[:, winner])
+        chosen = np.append(chosen, sample[winner])
+        left = left[left != sample[winner]]
+    return chosen
+
+
+def facility_location(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Greedy over all candidates: min(k, m) positions. Lazy: gains only fall, so most old ones need no second look."""
+    m = len(points)
+    nearest = _far(points)
+    tie = rng.permutation(m)
+    queue: list[tuple[float, int, int, int]] = []  # (-gain, tie, position, picks when it was worked out)
+    for start in range(0, m, BLOCK):
+        gains = _gains(nearest, distances(points, points[start:start + BLOCK]))
+        queue += [(-gain, int(tie[start + j]), start + j, 0) for j, gain in enumerate(gains.tolist())]
+    heapq.heapify(queue)
+    chosen: list[int] = []
+    while len(chosen) < min(k, m):
+        _, order, j, picks = heapq.heappop(queue)
+        apart = distances(points, points[j:j + 1])
+        if picks == len(chosen):
+            chosen.append(j)
+            nearest = np.minimum(nearest, apart[:, 0])
+        else:
+            heapq.heappush(queue, (-float(_gains(nearest, apart)[0]), order, j, len(chosen)))
+    return np.array(chosen, np.int64)
