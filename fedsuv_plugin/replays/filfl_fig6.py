@@ -38,7 +38,7 @@ BLOCK = 64  # subsets whose averages are held at a time
 class Fig6Params(Params):
     seeds: int = param(3, "trainings per variant", low=1)
     rounds: int = param(100, "rounds of each training", low=1)
-    every: int = param(5, "rounds between comparisons with all subsets", low=1)
+    every: int = param(10, "rounds between comparisons with all subsets", low=1)
     available: int = param(10, "clients available in a round; the cost is 2 to this power", low=2, high=16)
     k: int = param(3, "clients averaged a round", low=1)
     config: str = param(str(CONFIGS / "filfl" / "mnist_ratio.yml"), "the job file")
