@@ -244,6 +244,21 @@ def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, selector: str) -
         assert records(directory.path, file) == records(whole, file)
 
 
+@pytest.mark.parametrize("selector", ["gpfl", "pow_d", "divfl", "filfl"])
+def test_rounds_without_anyone_online_change_nothing_for_later(job: MakeJob, tmp_path: Path, selector: str) -> None:
+    """Nobody is online at first and again later; whoever comes then is asked as at the start."""
+    import pickle
+
+    (tmp_path / "trace").write_bytes(pickle.dumps({0: {
+        "active": [100, 200], "inactive": [130, 230], "finish_time": 300, "duration": 1, "model": "x"}}))
+    rounds = records(run(job(sample_mode=selector, rounds=8, device_avail_file=str(tmp_path / "trace"),
+                             filfl__period=1, overcommitment=1.0)))
+    assert not rounds[0]["asked"]
+    assert any(r["valid"] for r in rounds)
+    if selector == "gpfl":
+        assert rounds[-1]["selector"]["projection_quantiles"][-1] > 0  # the probe took place
+
+
 def test_gpfl_learns_and_reports(job: MakeJob) -> None:
     path = run(job(sample_mode="gpfl", rounds=15, overcommitment=1.0))
     rounds, metrics = records(path), records(path, "metrics.jsonl")

@@ -48,9 +48,8 @@ def make(n: int, seed: int = 0, inner: Selector | None = None, **params: object)
 # ---- algorithm 1 on set functions: vectors are unit vectors, so a sum says who is in the set
 
 def on_sets(f: SetFunction, n: int, variant: str, seed: int = 0) -> Any:
-    s = make(n, seed, variant=variant)
     return greedy_filter(list(np.eye(n)), lambda total, count: f(frozenset(np.flatnonzero(total > 0.5).tolist())),
-                         s._accept)
+                         make(n, seed, variant=variant).accept)
 
 
 def by_the_book(f: SetFunction, n: int, coin: Callable[[float], bool], variant: str) -> frozenset[int]:

@@ -191,6 +191,26 @@ def test_an_executor_that_dies_ends_the_job_and_it_can_be_resumed(
     assert records(directory.path) == records(whole.path)
 
 
+def test_a_call_to_work_that_others_did_is_not_answered_with_the_next_work(
+        server: tuple[PluginAggregator, GrpcChannel]) -> None:
+    """Executor 2 is so slow that executor 1 does all of a round's work. When it asks at last it must hear of the new
+    model before it gets a task of the new round."""
+    aggregator, channel = server
+    for executor in ("1", "2"):
+        channel.register(executor, {"size": np.array([5, 5])}, timeout=5)
+    for _ in range(2):
+        aggregator._task_meta = {"task_config": {}}
+        aggregator._publish_model()
+        for client in (1, 2):
+            aggregator._results.put(Completion(client, commons.UPLOAD_MODEL, {"client_id": client}))
+        aggregator._run_tasks(commons.CLIENT_TRAIN, [1, 2], lambda result: None)
+    aggregator._publish_model()
+    aggregator.resource_manager.register_tasks([3])
+    aggregator._tell(commons.CLIENT_TRAIN)
+    heard = [channel.ping("2").name for _ in range(4)]
+    assert heard == [commons.UPDATE_MODEL] * 3 + [commons.CLIENT_TRAIN]
+
+
 def test_a_completion_carries_an_error(server: tuple[PluginAggregator, GrpcChannel]) -> None:
     aggregator, channel = server
     channel.register("1", {"size": np.array([5])}, timeout=5)

@@ -43,6 +43,7 @@ from fedsuv_plugin.tasks import initial_model, kbit, public_set
 from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
 
+TASKS = (commons.CLIENT_TRAIN, CLIENT_PROBE)  # events that call for one client's work
 PING_WAIT = 20.0  # seconds an executor's request is held while there is nothing to do
 
 
@@ -100,11 +101,11 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                 return NOTHING
             name = events.popleft()
             self._changed.notify_all()
+            if name in TASKS:  # still under the lock: see _forget_tasks
+                client = self.resource_manager.get_next_task()
+                return NOTHING if client is None else Event(name, {"client_id": client, **self._task_meta}, None)
         if name == commons.UPDATE_MODEL:
             return Event(name, {"round": self.round}, self.model_weights)
-        if name in (commons.CLIENT_TRAIN, CLIENT_PROBE):
-            client = self.resource_manager.get_next_task()
-            return NOTHING if client is None else Event(name, {"client_id": client, **self._task_meta}, None)
         return Event(name, {"samples": self._test_samples} if name == commons.MODEL_TEST else None, None)
 
     def deliver(self, executor_id: str, done: Completion) -> None:
@@ -369,6 +370,16 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                 done = self._next_result()
                 early[done.client_id] = done.result
             consume(early.pop(client))
+        self._forget_tasks()
+
+    def _forget_tasks(self) -> None:
+        """Take back the calls to work that others have answered meanwhile. An executor that heard one late would take a
+        task of the next round for it, and do it with the old model: the new one comes after the call."""
+        with self._changed:
+            for events in self.individual_client_events.values():
+                rest = [event for event in events if event not in TASKS]
+                events.clear()
+                events.extend(rest)
 
     def _test(self, samples: int | None) -> list[dict[str, float]]:
         """The published model on the first samples of the test set (none: all), whose chunks the executors share."""

@@ -74,6 +74,7 @@ class Filfl(Selector):
     def __init__(self, params: FilflParams, clients: ClientTable, rng: np.random.Generator, inner: Selector):
         super().__init__(params, clients, rng)
         self.inner = inner
+        self.accept: Accept = dgf if params.variant == "dgf" else rgf(rng)
         self.updates = Updates(len(clients), params.weights_budget_mb)
         self.available: np.ndarray | None = None    # rows online in the previous round
         self.filtered = np.zeros(0, np.int64)       # rows that passed, of those
@@ -165,7 +166,7 @@ class Filfl(Selector):
         started = time.perf_counter()
         seen = self.updates.known[view.online]
         self.visited, unseen = view.online[seen], view.online[~seen]
-        result = greedy_filter(self.updates.of(self.visited), self._reward(view), self._accept)
+        result = greedy_filter(self.updates.of(self.visited), self._reward(view), self.accept)
         self.gains = np.stack([result.gain_add, result.gain_drop])
         passed = np.sort(np.concatenate([unseen, self.visited[result.kept]]))
         self.filtered = passed if len(passed) else view.online.copy()
@@ -186,13 +187,6 @@ class Filfl(Selector):
             loss = loss_of(weights + total / count if count else np.zeros_like(weights))
             return -loss if math.isfinite(loss) else -HOPELESS
         return reward
-
-    def _accept(self, gain_add: float, gain_drop: float) -> bool:
-        """Algorithm 1, lines 6-12."""
-        if self.params.variant == "dgf":
-            return gain_add > gain_drop
-        a, b = max(gain_add, 0.0), max(gain_drop, 0.0)
-        return a == b == 0 or bool(self.rng.random() < a / (a + b))
 
     # ---- what is told and kept
 
@@ -226,6 +220,19 @@ class Filfl(Selector):
 
 Reward = Callable[[np.ndarray, int], float]  # (sum of the members' vectors, number of members) -> R
 Accept = Callable[[float, float], bool]      # (a, b) -> whether the client stays
+
+
+def dgf(gain_add: float, gain_drop: float) -> bool:
+    """Line 8."""
+    return gain_add > gain_drop
+
+
+def rgf(rng: np.random.Generator) -> Accept:
+    """Lines 6 and 10."""
+    def accept(gain_add: float, gain_drop: float) -> bool:
+        a, b = max(gain_add, 0.0), max(gain_drop, 0.0)
+        return a == b == 0 or bool(rng.random() < a / (a + b))
+    return accept
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Gpfl(Selector):
         self.g = np.zeros(0)               # (p,) global direction; empty until there is one
         self.accuracy: float | None = None   # A^{t-1} and F(w^{t-1})
         self.test_loss: float | None = None
-        self.probed = False                # the start is over
+        self.probed = False                # everyone who was online at the start has been asked
         self.score = np.zeros(n)
         self.alpha = 0.0
         self._start: FirstDirections | None = None
@@ -91,17 +91,17 @@ class Gpfl(Selector):
     # ---- the start: everyone's direction, once
 
     def probe(self, view: RoundView) -> Probe | None:
-        if self.probed:
+        if self._start is not None:  # the second pass: now g is known, and only projections are left to work out
+            self._find_first_direction(self._start)
+            self._start = None
+            return Probe(DIRECTION, view.online, stream=True)
+        if self.probed or not len(view.online):
             return None
-        if self._start is None:
-            room = len(view.online)
-            if view.weights is not None:
-                room = self.params.directions_budget_mb * MB // (4 * max(1, len(view.weights)))
-            self._start = FirstDirections(max(1, room))
-            return Probe(DIRECTION, view.online, stream=True, more=len(view.online) > room)
-        self._find_first_direction(self._start)
-        self._start = None
-        return Probe(DIRECTION, view.online, stream=True)
+        room = len(view.online)
+        if view.weights is not None:
+            room = self.params.directions_budget_mb * MB // (4 * max(1, len(view.weights)))
+        self.probed, self._start = True, FirstDirections(max(1, room))
+        return Probe(DIRECTION, view.online, stream=True, more=len(view.online) > room)
 
     def receive(self, row: int, value: np.ndarray) -> None:
         if self._start is not None:
@@ -115,11 +115,8 @@ class Gpfl(Selector):
         self.g = start.mean(self._first_limit)
 
     def _finish_start(self) -> None:
-        """Once, when the answers are in, or when it is clear that nobody was asked."""
-        if self.probed:
-            return
-        self.probed = True
-        if self._start is not None:  # everyone's direction is at hand
+        """When the answers of a single pass are in: everyone's direction is at hand."""
+        if self._start is not None:
             self._find_first_direction(self._start)
             for row, direction in self._start.kept():
                 self._project(np.array([row]), direction[None], self._first_limit)
@@ -168,7 +165,7 @@ class Gpfl(Selector):
         came = outcome.rows[outcome.valid]
         if DIRECTION in outcome.signals:
             self._take_directions(came, outcome.signals[DIRECTION][outcome.valid])
-        mu = softmax(self.projection) if len(self.clients) else self.projection  # eq. (5), over all clients
+        mu = softmax(self.projection)  # eq. (5), over all clients
         mu[came] *= self._adjustment(outcome)
         self.joined[outcome.rows] = True
         self.reward_sum[self.joined] += mu[self.joined]

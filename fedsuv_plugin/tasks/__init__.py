@@ -93,19 +93,15 @@ def _public_rows(config: JobConfig, n: int, share: float) -> np.ndarray:
 
 def public_set(config: JobConfig, share: float) -> Samples:
     """The server's own samples: `public_data_set`, or a share of the training samples that no client has."""
-    source, other = data_set(config), config.public_data_set
-    if other is None:
-        rows = _public_rows(config, len(source.load().train_y), share)
-        require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set",
-                share)
-    else:
-        ours = (source.shape, source.classes)
-        if other != config.data_set:  # data_dir is the folder of data_set
-            source = DATASETS[other](replace(config, data_dir=None))
-        require((source.shape, source.classes) == ours, "public_data_set",
-                f"a data set with inputs of shape {ours[0]} and {ours[1]} classes", other)
-        rows = stream(config.seed, "public").permutation(len(source.load().train_y))[:config.public_samples]
-    splits, picked = source.load(), torch.from_numpy(rows)
+    source, named = data_set(config), config.public_data_set
+    if named is not None and named != config.data_set:
+        ours, source = source, DATASETS[named](replace(config, data_dir=None))  # data_dir is the folder of data_set
+        require((source.shape, source.classes) == (ours.shape, ours.classes), "public_data_set",
+                f"a data set with inputs of shape {ours.shape} and {ours.classes} classes", named)
+    splits = source.load()
+    rows = _public_rows(config, len(splits.train_y), share if named is None else 1.0)
+    require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set", share)
+    picked = torch.from_numpy(rows if named is None else rows[:config.public_samples])
     return Samples(source.prepare(splits.train_x[picked]), splits.train_y[picked])
 
 
