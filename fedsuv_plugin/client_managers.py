@@ -3,8 +3,11 @@ from __future__ import annotations
 
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.selectors.baselines.oort import Oort
+from fedsuv_plugin.selectors.baselines.oracle import Oracle
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
+from fedsuv_plugin.selectors.baselines.ucb import UCB
+from fedsuv_plugin.selectors.quick_init_ucb import QuickInitUCB
 
 
 class RandomClientManager(SelectorClientManager):
@@ -17,3 +20,15 @@ class RoundRobinClientManager(SelectorClientManager):
 
 class OortClientManager(SelectorClientManager):
     selector_class = Oort
+
+
+class OracleClientManager(SelectorClientManager):
+    selector_class = Oracle
+
+
+class QuickInitUCBClientManager(SelectorClientManager):
+    selector_class = QuickInitUCB
+
+
+class UCBClientManager(SelectorClientManager):
+    selector_class = UCB

@@ -46,7 +46,7 @@ def test_swapping_the_selector_is_one_key(
 
 @pytest.mark.parametrize(("words", "message"), [
     (["run", QUICKSTART, "--set", "sample_mode=fedsvu"],
-     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: oort, random, round_robin"),
+     f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: "),
     (["run", QUICKSTART, "--set", "rounds=no"], f"fedsuv: {QUICKSTART}: rounds: expected an integer >= 1, got False"),
     (["run", QUICKSTART, "--set", "rounds"], "fedsuv: --set rounds: expected key=value"),
     (["run", "nowhere.yml"], "fedsuv: no such job file: nowhere.yml"),
@@ -96,7 +96,7 @@ def test_debug_shows_the_traceback() -> None:
 def test_selectors_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = fedsuv(capsys, "selectors")
     assert code == 0
-    assert "oort         Lai et al." in out
+    assert re.search(r"^oort +Lai et al\.", out, re.MULTILINE)
     _, out, _ = fedsuv(capsys, "selectors", "--json")
     listed = {entry["name"]: entry for entry in json.loads(out)}
     assert {"oort", "random", "round_robin"} <= listed.keys()

@@ -36,7 +36,9 @@ from fedsuv_plugin.engine.stock import (
     job_api_pb2_grpc,
 )
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.selectors.base import OPINIONS
 from fedsuv_plugin.tasks import initial_model, kbit
 from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
@@ -255,11 +257,12 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                                            "round": self.round}}
         self._publish_model()
         self._probe()
+        self._restart_where_wanted()
         asked, select_seconds = self._select()
         times, joules, settlement = self._settle(asked)
         # Tasks in the order of completion; results are folded in this order, whichever executor is first.
         to_run = asked[settlement.valid][np.argsort(times[settlement.valid], kind="stable")]
-        results = self._train(to_run.tolist())
+        results = self._train(to_run[self._uploads(to_run)].tolist())
         self.global_virtual_clock += settlement.seconds
         self.round_duration = settlement.seconds
         self._metrics = None
@@ -283,10 +286,30 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         question = self.client_manager.next_probe(self.global_virtual_clock)
         if question is not None:
             kind, clients = question
-            answers: dict[int, np.ndarray] = {}
-            self._run_tasks(CLIENT_PROBE, clients, lambda result: answers.update(
-                {result["client_id"]: result["answer"]}), kind=kind)
-            self.client_manager.answer_probe(kind, answers)
+            self.client_manager.answer_probe(
+                kind, self._opinions(clients) if kind == OPINIONS else self._answers(kind, clients))
+
+    def _answers(self, kind: str, clients: list[int]) -> dict[int, np.ndarray]:
+        """A task for each client."""
+        answers: dict[int, np.ndarray] = {}
+        self._run_tasks(CLIENT_PROBE, clients, lambda result: answers.update(
+            {result["client_id"]: result["answer"]}), kind=kind)
+        return answers
+
+    def _opinions(self, clients: list[int]) -> dict[int, np.ndarray]:
+        """A task for each executor, which evaluates the model once over the data of all its share of the clients."""
+        answers: dict[int, np.ndarray] = {}
+        tasks = list(range(1, len(self.individual_client_events) + 1))
+        self._run_tasks(CLIENT_PROBE, tasks, lambda result: answers.update(result["answers"]), kind=OPINIONS,
+                        of=np.array(clients, np.int64), tasks=len(tasks))
+        return {client: answers[client] for client in clients if client in answers}
+
+    def _restart_where_wanted(self) -> None:
+        """Begin the round at the initial model, fresh server optimizer included, if the selector says so."""
+        if isinstance(self.client_manager, SelectorClientManager) \
+                and self.client_manager.wants_restart(self.global_virtual_clock):
+            self.init_model()
+            self._publish_model()
 
     def _select(self) -> tuple[np.ndarray, float]:
         """Ids asked, ascending, and the seconds it took to choose them."""
@@ -308,7 +331,15 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         times = computing + communicating
         joules = float(energy(self._population, rows, computing, communicating).sum())
         online = self._population.online(self.global_virtual_clock + times, rows)
-        return times, joules, settle(times, online, self.config.num_participants, self.config.round_deadline)
+        free = isinstance(self.client_manager, SelectorClientManager) and self.client_manager.selector_class.free_cohort
+        return times, joules, settle(times, online, len(asked) if free else self.config.num_participants,
+                                     self.config.round_deadline)
+
+    def _uploads(self, clients: np.ndarray) -> np.ndarray:
+        """Whose update reaches the server, (m,) bool: luck that depends on the seed, the client and the round alone."""
+        success = self.config.upload_success
+        return np.array([success >= 1 or stream(self.config.seed, "upload", client, self.round).random() < success
+                         for client in clients.tolist()], bool)
 
     def _train(self, clients: list[int]) -> dict[int, dict[str, Any]]:
         """Train the clients, average what they send, and step the global model; results without the weights."""

@@ -23,7 +23,7 @@ INTERVIEW_ACCURACY = "interview_accuracy"  # accuracy of the own model on the se
 OPINIONS = "opinions"                      # accuracy of the received model on the client's own held-out data
 LOSS = "loss"                              # mean loss of the received model on the client's own training data
 NEEDS = (ACCURACY_GAIN, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY, OPINIONS, LOSS)
-PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS)  # what a probe may ask for
+PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY)  # what a probe may ask for, of the received model
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Probe:
 class ProbeAnswer:
     kind: str
     rows: np.ndarray    # (m,) those that answered with finite numbers
-    values: np.ndarray  # (m,) for loss and opinions, (m, p) for direction and weights
+    values: np.ndarray  # (m,) for loss, opinions and interview accuracy, (m, p) for direction and weights
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Selector(ABC):
     paper: ClassVar[str]  # one line: authors, title, venue
     needs: ClassVar[frozenset[str]] = frozenset()
     Params: ClassVar[type[AnyParams]] = NoParams
+    time_slots: ClassVar[bool] = False   # keeps one cohort for several rounds, less those who are offline
+    free_cohort: ClassVar[bool] = False  # its cohort may be smaller or larger than k; all of it is aggregated
     state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; `state_dict` carries them and the generator
 
     def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
@@ -115,6 +117,10 @@ class Selector(ABC):
     def probe(self, view: RoundView) -> Probe | None:
         """A question to put to clients before this round's selection, or None."""
         return None
+
+    def restart_model(self, view: RoundView) -> bool:
+        """Whether this round is to begin at the initial model; asked after the probe, before the selection."""
+        return False
 
     @abstractmethod
     def select(self, view: RoundView, k: int) -> np.ndarray:

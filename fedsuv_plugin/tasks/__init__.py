@@ -1,6 +1,7 @@
 """What is trained: a data set, its partition over clients, and a model."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,14 @@ class FederatedData:
 
     def held_out(self, client_id: int) -> Samples:
         return self._samples(self._x, self._y, self._own(client_id)[:self._held[client_id - 1]])
+
+    def held_out_together(self, client_ids: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, Iterator[Samples]]:
+        """(clients that hold anything out, how much each does, all of it end to end in batches)."""
+        clients = client_ids[self._held[client_ids - 1] > 0]
+        own = [self._own(client)[:self._held[client - 1]] for client in clients.tolist()]
+        rows = torch.cat(own) if own else torch.zeros(0, dtype=torch.int64)
+        return clients, self._held[clients - 1], (
+            self._samples(self._x, self._y, part) for part in rows.split(batch))
 
     def _own(self, client_id: int) -> torch.Tensor:
         if not 1 <= client_id <= len(self._clients):
