@@ -7,6 +7,8 @@ from fedsuv_plugin.selectors.baselines.oracle import Oracle
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
 from fedsuv_plugin.selectors.baselines.ucb import UCB
+from fedsuv_plugin.selectors.bp_ucb import BPUCB
+from fedsuv_plugin.selectors.pczfl import PCZFL
 from fedsuv_plugin.selectors.quick_init_ucb import QuickInitUCB
 
 
@@ -32,3 +34,11 @@ class QuickInitUCBClientManager(SelectorClientManager):
 
 class UCBClientManager(SelectorClientManager):
     selector_class = UCB
+
+
+class BPUCBClientManager(SelectorClientManager):
+    selector_class = BPUCB
+
+
+class PCZFLClientManager(SelectorClientManager):
+    selector_class = PCZFL

@@ -59,6 +59,36 @@ def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) 
     assert records(here.path)[-1]["selector"]["sets_played"] >= 1
 
 
+@pytest.mark.parametrize("values", [
+    {"sample_mode": "bp_ucb", "bp_ucb__slot_rounds": 2}, {"sample_mode": "ucb", "ucb__slot_rounds": 2},
+    {"sample_mode": "pczfl", "pczfl__warmup_rounds": 2, "pczfl__a_b": 0.1, "pczfl__energy": "uniform"}])
+def test_a_job_is_resumed_exactly(job: MakeJob, values: dict[str, object]) -> None:
+    whole, directory = run(job(rounds=10, checkpoint_every=3, **values)), RunDirectory.create(
+        job(rounds=10, checkpoint_every=3, **values))
+
+    def stop(record: dict[str, Any], metrics: object) -> None:
+        if record["round"] == 8:
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        run_job(directory, on_round=stop)
+    assert run_job(RunDirectory.open(directory.path))
+    assert records(directory.path) == records(whole.path)
+    assert len({tuple(r["asked"]) for r in records(whole.path)}) > 1
+
+
+def test_pczfl_knows_the_untrained_model_and_what_clients_made_of_it(job: MakeJob) -> None:
+    small = job(sample_mode="pczfl", rounds=1, pczfl__warmup_rounds=0, interview_fraction=0.3)
+    state = run(small).load_checkpoint()
+    assert state is not None
+    data = FederatedData(small.config, CPU, interview=0.3)
+    untrained = evaluate(initial_model(small.config), data.interview, "lr", 64).accuracy
+    ball = state["client_manager"]["selector"]
+    # The first round has one ball, so everyone takes part, and the ball's one reward is the mean of what came of it.
+    assert ball["started"]
+    assert ball["mean"][0] == pytest.approx(ball["context"].mean(axis=0))
+    assert ball["context"][:, 0].mean() > untrained
+
+
 def test_a_cold_start_slot_begins_at_the_initial_model(job: MakeJob) -> None:
     """5 groups of 4, 2 rounds each: the same cohorts either way, but a slot's first round meets the initial model in
     one job and what the slots before have learnt in the other."""
