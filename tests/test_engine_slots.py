@@ -60,7 +60,8 @@ def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("values", [
-    {"sample_mode": "bp_ucb", "bp_ucb__slot_rounds": 2}, {"sample_mode": "ucb", "ucb__slot_rounds": 2},
+    {"sample_mode": "bp_ucb", "bp_ucb__slot_rounds": 2, "bp_ucb__mu": 0.5},
+    {"sample_mode": "ucb", "ucb__slot_rounds": 2},
     {"sample_mode": "pczfl", "pczfl__warmup_rounds": 2, "pczfl__a_b": 0.1, "pczfl__energy": "uniform"}])
 def test_a_job_is_resumed_exactly(job: MakeJob, values: dict[str, object]) -> None:
     whole, directory = run(job(rounds=10, checkpoint_every=3, **values)), RunDirectory.create(
