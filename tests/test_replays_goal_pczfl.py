@@ -34,16 +34,17 @@ def test_the_job_files_are_valid(name: str) -> None:
     assert job.config.learning_rate_in(1000) == pytest.approx(job.config.learning_rate, rel=0.9)
 
 
-def test_clients_1_to_5_are_iid_and_the_others_have_two_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [1, 2])
+def test_clients_1_to_5_are_iid_and_the_others_have_few_classes(tmp_path: Path, few: int) -> None:
     labels = np.random.default_rng(0).integers(10, size=60_000)
-    owner = owners(labels, np.random.default_rng(1))
+    owner = owners(labels, few, np.random.default_rng(1))
     (tmp_path / "map.csv").write_text("client_id,label\n" + "".join(
         f"{c},{label}\n" for c, label in zip(owner.tolist(), labels.tolist(), strict=False)))
     parts = from_map_file(str(tmp_path / "map.csv"), labels, CLIENTS)
     for client in range(CLIENTS):  # numbered as they appear, so client c of the map is client c of the job
         assert np.array_equal(parts.samples(client), np.flatnonzero(owner == client + 1))
         classes = len(np.unique(labels[parts.samples(client)]))
-        assert classes == 10 if client < IID else classes == 2
+        assert classes == 10 if client < IID else classes == few
     assert parts.sizes.min() >= 100
     assert parts.sizes.max() <= 600  # 500, and what came by before everyone had appeared
     assert len(np.unique(parts.sizes)) > 10

@@ -3,7 +3,7 @@
 J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with Goal-Directed
 Client Selection", Section VI. The paper gives neither the clients' sizes nor how the non-IID ones differ. Here: 100 to
 500 samples a client, a fifth of them held out for its opinions; clients 1-5 have samples of all classes, each of the
-others has two. Data, initial model and luck depend on the trial alone, so that methods meet the same world.
+others has `classes_each`. Data, initial model and luck depend on the trial alone, so that methods meet the same world.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedsuv_plugin.replays import Say, parallel
 
 CONFIG = Path(__file__).parents[2] / "configs" / "goal_directed" / "mnist_svm.yml"
 CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
-SMALLEST, LARGEST, CLASSES_EACH = 100, 500, 2
+SMALLEST, LARGEST = 100, 500  # samples of a client
 ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
 METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random")
 
@@ -34,6 +34,7 @@ class JobsParams(Params):
     slots: int = param(200, "time slots of a job", low=1)
     methods: str = param(",".join(METHODS), "what to compare")
     cold_start: str = param("restart", "quick_init_ucb.cold_start", choices=("restart", "carry", "gain"))
+    classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
     mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
     upload_success: float = param(1.0, "theta, the chance that an update reaches the server", low=0, high=1)
     workers: int | None = param(None, "processes; none: one per core", low=1)
@@ -70,7 +71,7 @@ def run_case(case: Case) -> Trial:
     params = case.params
     with tempfile.TemporaryDirectory() as folder:
         shared = Path(folder) / "owners.csv"
-        write_owners(shared, case.trial)
+        write_owners(shared, case.trial, params.classes_each)
         run = RunDirectory.create(load_job(CONFIG, {
             "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "log_path": folder, "data_map_file": str(shared),
             "upload_success": params.upload_success, "quick_init_ucb.cold_start": params.cold_start,
@@ -103,20 +104,20 @@ def schedule(sets: list[list[int]]) -> dict[str, object]:
     return {"sample_mode": "oracle", "oracle.clients": ";".join(",".join(map(str, ids)) for ids in sets)}
 
 
-def write_owners(path: Path, trial: int) -> None:
+def write_owners(path: Path, trial: int, classes_each: int) -> None:
     """FedScale's data map of a trial; a missing data set is an error that says so."""
     from fedsuv_plugin.tasks.datasets import DATASETS
 
     job = load_job(CONFIG)
     labels = DATASETS[job.config.data_set](job.config).load().train_y.numpy()
-    owner = owners(labels, stream(trial, "goal-directed owners"))
+    owner = owners(labels, classes_each, stream(trial, "goal-directed owners"))
     with path.open("w", newline="") as f:
         writer = csv.writer(f)
         writer.writerow(["client_id", "label_id"])
         writer.writerows(zip(owner.tolist(), labels[:len(owner)].tolist(), strict=True))
 
 
-def owners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> np.ndarray:
     """Who owns the first so many samples, 1..20 or 0 for nobody, until everyone has the number drawn for it.
 
     A map numbers clients as they appear, so client c is first served after client c - 1; what comes by meanwhile goes
@@ -124,7 +125,7 @@ def owners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     wanted = rng.integers(SMALLEST, LARGEST + 1, CLIENTS)
     takes = np.ones((CLIENTS, CLASSES), bool)
     for client in range(IID, CLIENTS):
-        takes[client] = np.isin(np.arange(CLASSES), rng.choice(CLASSES, CLASSES_EACH, replace=False))
+        takes[client] = np.isin(np.arange(CLASSES), rng.choice(CLASSES, classes_each, replace=False))
     owner, has, last = [], np.zeros(CLIENTS, np.int64), 0
     for label in labels.tolist():
         if last < CLIENTS and takes[last, label]:
