@@ -70,6 +70,8 @@ class JobConfig(Params):
     device_conf_file: str | None = param(None, "device speeds; none: equal devices [FedScale: /tmp/client.cfg]")
     device_avail_file: str | None = param(None, "who is online when; none: always online")
     round_deadline: float | None = param(None, "seconds a round may last; none: FedScale's overcommitment", above=0)
+    upload_success: float = param(1.0, "chance that a participant's update reaches the server; a lost one counts as "
+                                  "having missed the round", low=0, high=1)
     duration_jitter: float = param(0.1, "sigma of the log-normal fluctuation of a client's time; 0: none", low=0)
 
     # data
@@ -83,6 +85,7 @@ class JobConfig(Params):
     label_noise_clients: float = param(
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)
+    raw_pixels: bool = param(False, "pixels as they come, 0 to 255, instead of normalised (Mnist, fmnist)")
     synthetic_samples: int = param(2000, "training samples of data_set: synthetic", low=1)
     synthetic_dim: int = param(20, "dimension of data_set: synthetic", low=1)
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)

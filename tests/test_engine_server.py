@@ -21,7 +21,7 @@ from fedsuv_plugin.job import run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.selectors.base import Probe, RoundOutcome, RoundView, Selector
-from fedsuv_plugin.tasks import FederatedData, initial_model, public_set
+from fedsuv_plugin.tasks import FederatedData, initial_model, noisy_clients, public_set
 
 MakeJob = Callable[..., Job]
 CPU = torch.device("cpu")
@@ -204,16 +204,17 @@ def test_a_selector_that_asks_for_a_stream_must_take_it() -> None:
 def test_label_noise_shifts_every_label_of_the_chosen_clients(job: MakeJob) -> None:
     clean = FederatedData(job().config, CPU, holdout=0.2)
     noisy = FederatedData(job(label_noise_clients=0.25).config, CPU, holdout=0.2)
-    assert len(noisy.noisy_clients) == 5  # of 20
-    assert not clean.noisy_clients
+    wrong = noisy_clients(job(label_noise_clients=0.25).config, 20)
+    assert len(wrong) == 5
+    assert not noisy_clients(job().config, 20)
     for c in range(1, 21):
-        shift = int(c in noisy.noisy_clients)
+        shift = int(c in wrong)
         for part in ("training", "held_out"):
             before, after = getattr(clean, part)(c), getattr(noisy, part)(c)
             assert torch.equal(after.x, before.x)
             assert torch.equal(after.y, (before.y + shift) % 4)
     assert torch.equal(noisy.test.y, clean.test.y)
-    assert noisy.noisy_clients != FederatedData(job(label_noise_clients=0.25, seed=4).config, CPU).noisy_clients
+    assert wrong != noisy_clients(job(label_noise_clients=0.25, seed=4).config, 20)
 
 
 # ---- the selectors that use all this

@@ -37,8 +37,9 @@ from fedsuv_plugin.engine.stock import (
     job_api_pb2_grpc,
 )
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.records import RunDirectory
-from fedsuv_plugin.selectors.base import DIRECTION, GLOBAL_ACCURACY, PUBLIC_LOSS, WEIGHTS
+from fedsuv_plugin.selectors.base import DIRECTION, GLOBAL_ACCURACY, OPINIONS, PUBLIC_LOSS, WEIGHTS
 from fedsuv_plugin.tasks import initial_model, kbit, public_set
 from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
@@ -261,11 +262,12 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                                            "round": self.round}}
         self._publish_model()
         self._probe()
+        self._restart_where_wanted()
         asked, select_seconds = self._select()
         times, joules, settlement = self._settle(asked)
         # Tasks in the order of completion; results are folded in this order, whichever executor is first.
         to_run = asked[settlement.valid][np.argsort(times[settlement.valid], kind="stable")]
-        results = self._train(to_run.tolist())
+        results = self._train(to_run[self._uploads(to_run)].tolist())
         self.global_virtual_clock += settlement.seconds
         self.round_duration = settlement.seconds
         self._judge(due=self.round % self.config.eval_interval == 0 or self.round == self.config.rounds)
@@ -300,6 +302,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         manager.describe_model(*self._judgement, flat(model.parameters()) if needed else None, self._public_loss)
 
     def _ask(self, manager: SelectorClientManager, question: Question) -> dict[int, np.ndarray]:
+        if question.kind == OPINIONS:
+            return self._opinions(question.clients)
         answers: dict[int, np.ndarray] = {}
 
         def keep(result: dict[str, Any]) -> None:
@@ -313,6 +317,21 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         """How many clients are asked in a round."""
         wanted = self.config.num_participants
         return wanted if self.config.round_deadline is not None else int(wanted * self.config.overcommitment)
+
+    def _opinions(self, clients: list[int]) -> dict[int, np.ndarray]:
+        """A task for each executor, which evaluates the model once over the data of all its share of the clients."""
+        answers: dict[int, np.ndarray] = {}
+        tasks = list(range(1, len(self.individual_client_events) + 1))
+        self._run_tasks(CLIENT_PROBE, tasks, lambda result: answers.update(result["answers"]), kind=OPINIONS,
+                        of=np.array(clients, np.int64), tasks=len(tasks))
+        return {client: answers[client] for client in clients if client in answers}
+
+    def _restart_where_wanted(self) -> None:
+        """Begin the round at the initial model, fresh server optimizer included, if the selector says so."""
+        if isinstance(self.client_manager, SelectorClientManager) \
+                and self.client_manager.wants_restart(self._seats(), self.global_virtual_clock):
+            self.init_model()
+            self._publish_model()
 
     def _select(self) -> tuple[np.ndarray, float]:
         """Ids asked, ascending, and the seconds it took to choose them."""
@@ -331,7 +350,15 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         times = computing + communicating
         joules = float(energy(self._population, rows, computing, communicating).sum())
         online = self._population.online(self.global_virtual_clock + times, rows)
-        return times, joules, settle(times, online, self.config.num_participants, self.config.round_deadline)
+        free = isinstance(self.client_manager, SelectorClientManager) and self.client_manager.selector.free_cohort
+        return times, joules, settle(times, online, len(asked) if free else self.config.num_participants,
+                                     self.config.round_deadline)
+
+    def _uploads(self, clients: np.ndarray) -> np.ndarray:
+        """Whose update reaches the server, (m,) bool: luck that depends on the seed, the client and the round alone."""
+        success = self.config.upload_success
+        return np.array([success >= 1 or stream(self.config.seed, "upload", client, self.round).random() < success
+                         for client in clients.tolist()], bool)
 
     def _train(self, clients: list[int]) -> dict[int, dict[str, Any]]:
         """Train the clients, average what they send, and step the global model; results without the weights."""

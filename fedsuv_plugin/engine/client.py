@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -140,13 +140,28 @@ def evaluate(model: torch.nn.Module, data: Samples, model_name: str, batch: int)
         if len(y):
             scores = model(x)
             losses = sample_losses(model_name, scores, y).double()
-            hits = scores.topk(min(5, scores.shape[1]), dim=1).indices.eq(y.unsqueeze(1))
+            hits = _best_five(scores).eq(y.unsqueeze(1))
             result.n += len(y)
             result.correct += int(hits[:, 0].sum())
             result.correct_5 += int(hits.sum())
             result.loss += float(losses.sum())
             result.square_loss += float(losses.square().sum())
     return result
+
+
+@torch.no_grad()
+def accuracies(model: torch.nn.Module, batches: Iterable[Samples], lengths: np.ndarray) -> np.ndarray:
+    """The model's accuracy on each of many sets that lie end to end in `batches`; set i has lengths[i] > 0 samples."""
+    if not len(lengths):
+        return np.zeros(0)
+    model.eval()
+    hits = torch.cat([_best_five(model(batch.x))[:, 0].eq(batch.y) for batch in batches]).cpu().numpy()
+    return np.add.reduceat(hits, np.cumsum(lengths) - lengths, dtype=np.int64) / lengths
+
+
+def _best_five(scores: torch.Tensor) -> torch.Tensor:
+    """The classes with the highest scores, best first."""
+    return scores.topk(min(5, scores.shape[1]), dim=1).indices
 
 
 def _batches(data: Samples, batch: int, steps: int,

@@ -172,6 +172,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
                             len(answers) - len(finite), len(answers), kind)
         self._answer = ProbeAnswer(kind, self._rows(list(finite)), np.array(list(finite.values())))
 
+    def wants_restart(self, num_of_clients: int, cur_time: float) -> bool:
+        """Ours: whether the selector wants the round to begin at the initial model."""
+        return self.selector.restart_model(self._view(cur_time, num_of_clients))
+
     def select_participants(self, num_of_clients: int, cur_time: float = 0) -> list[int]:
         self._learn()
         view = self._view(cur_time, num_of_clients)

@@ -18,11 +18,14 @@ import torch
 from fedsuv_plugin.config import Job, from_argv
 from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.channel import CLIENT_PROBE, Completion, Event, GrpcChannel, LoopbackChannel
-from fedsuv_plugin.engine.client import PluginClient, evaluate
+from fedsuv_plugin.engine.client import PluginClient, accuracies, evaluate
 from fedsuv_plugin.engine.stock import Executor, commons
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.tasks import FederatedData, Samples, initial_model
+
+CLIENTS_AT_ONCE = 1000   # clients whose held-out data are evaluated end to end ...
+SAMPLES_AT_ONCE = 4096   # ... so many samples at a time
 
 
 class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
@@ -114,16 +117,30 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
     def _probe(self, event: Event) -> Completion:
         """Work for a client that goes into no global model."""
         client_id, kind = int(event.meta["client_id"]), event.meta["kind"]
+        if kind == signal.OPINIONS:
+            return Completion(client_id, CLIENT_PROBE, {"answers": self._opinions(client_id, event.meta)})
         if kind in (signal.DIRECTION, signal.WEIGHTS):
             conf = self.override_conf({**event.meta["task_config"], "needs": frozenset({kind})})
             answer = self.training_handler(client_id, conf, self._global_weights)["signals"][kind]
         else:
             self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
             data = self.training_sets
-            samples = data.held_out(client_id) if kind == signal.OPINIONS else data.training(client_id)
+            interview = kind == signal.INTERVIEW_ACCURACY
+            samples = data.interview if interview else data.training(client_id)
             result = evaluate(self.model_adapter.get_model(), samples, self.args.model, self.args.test_bsz)
-            answer = np.float64(result.accuracy if kind == signal.OPINIONS else result.mean_loss)
+            answer = np.float64(result.accuracy if interview else result.mean_loss)
         return Completion(client_id, CLIENT_PROBE, {"client_id": client_id, "answer": answer})
+
+    def _opinions(self, task: int, meta: dict[str, Any]) -> dict[int, np.float64]:
+        """The accuracy of the received model on each client's held-out data. Task i of n takes every n-th group of
+        clients; what is in a group does not depend on n, so the numbers do not either."""
+        self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
+        model, opinions = self.model_adapter.get_model(), dict[int, np.float64]()
+        for start in range((task - 1) * CLIENTS_AT_ONCE, len(meta["of"]), meta["tasks"] * CLIENTS_AT_ONCE):
+            clients, lengths, batches = self.training_sets.held_out_together(
+                meta["of"][start:start + CLIENTS_AT_ONCE], SAMPLES_AT_ONCE)
+            opinions.update(zip(clients.tolist(), accuracies(model, batches, lengths), strict=True))
+        return opinions
 
     def _stop(self, event: Event) -> None:
         self.Stop()

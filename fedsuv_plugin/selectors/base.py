@@ -24,7 +24,7 @@ INTERVIEW_ACCURACY = "interview_accuracy"  # accuracy of the own model on the se
 OPINIONS = "opinions"                      # accuracy of the received model on the client's own held-out data
 LOSS = "loss"                              # mean loss of the received model on the client's own training data
 NEEDS = (ACCURACY_GAIN, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY, OPINIONS, LOSS)
-PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS)  # what a probe may ask for
+PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY)  # what a probe may ask for, of the received model
 # What it may ask of the server.
 GLOBAL_ACCURACY = "global_accuracy"        # accuracy and loss of the global model on test data, every round
 PUBLIC_LOSS = "public_loss"                # the loss of any parameters on the server's public set
@@ -65,7 +65,7 @@ class Probe:
 class ProbeAnswer:
     kind: str
     rows: np.ndarray    # (m,) those that answered with finite numbers
-    values: np.ndarray  # (m,) for loss and opinions, (m, p) for direction and weights; (m, 0) where they were streamed
+    values: np.ndarray  # (m, p) for direction and weights, (m, 0) where they were streamed, else (m,)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,9 @@ class Selector(ABC):
     paper: ClassVar[str]  # one line: authors, title, venue
     needs: ClassVar[frozenset[str]] = frozenset()
     Params: ClassVar[type[AnyParams]] = NoParams
+    time_slots: ClassVar[bool] = False   # keeps one cohort for several rounds, less those who are offline
+    free_cohort: bool = False            # its cohort may be smaller or larger than k; all of it is aggregated
     state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; `state_dict` carries them and the generator
-    time_slots: ClassVar[bool] = False  # keeps its cohort for several rounds, so nobody else may thin out the clients
 
     def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
         self.params: Any = params
@@ -137,6 +138,10 @@ class Selector(ABC):
     def receive(self, row: int, value: np.ndarray) -> None:
         """One client's finite answer to a probe with stream=True."""
         raise NotImplementedError(f"{self.name} asks for a stream and does not take it")
+
+    def restart_model(self, view: RoundView) -> bool:
+        """Whether this round is to begin at the initial model; asked after the probe, before the selection."""
+        return False
 
     @abstractmethod
     def select(self, view: RoundView, k: int) -> np.ndarray:

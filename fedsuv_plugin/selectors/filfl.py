@@ -74,6 +74,7 @@ class Filfl(Selector):
     def __init__(self, params: FilflParams, clients: ClientTable, rng: np.random.Generator, inner: Selector):
         super().__init__(params, clients, rng)
         self.inner = inner
+        self.free_cohort = inner.free_cohort        # where more than k pass, the inner selector has the say
         self.accept: Accept = dgf if params.variant == "dgf" else rgf(rng)
         self.updates = Updates(len(clients), params.weights_budget_mb)
         self.available: np.ndarray | None = None    # rows online in the previous round

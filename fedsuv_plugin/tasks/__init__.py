@@ -1,6 +1,7 @@
 """What is trained: a data set, its partition over clients, and a model."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,9 +42,11 @@ class FederatedData:
         self._set = DATASETS[config.data_set](config)
         self._device = device
         splits = self._set.load()
-        self._x, self._y = splits.train_x, splits.train_y
+        self._x, self._y = splits.train_x, splits.train_y.clone()
         self._clients = _partition(config, splits.train_y.numpy(), public)
-        self.noisy_clients = noisy_clients(config, len(self._clients))
+        for client in noisy_clients(config, len(self._clients)):  # the labels these clients believe in
+            own = self._own(client)
+            self._y[own] = (self._y[own] + 1) % self._set.classes
         self._held = np.floor(self._clients.sizes * holdout).astype(np.int64)  # the first so many of each client
         if holdout:
             self._clients = self._clients.shuffled(stream(config.seed, "holdout"))
@@ -56,15 +59,18 @@ class FederatedData:
         return {"size": self._clients.sizes - self._held}
 
     def training(self, client_id: int) -> Samples:
-        return self._labelled(client_id, self._own(client_id)[self._held[client_id - 1]:])
+        return self._samples(self._x, self._y, self._own(client_id)[self._held[client_id - 1]:])
 
     def held_out(self, client_id: int) -> Samples:
-        return self._labelled(client_id, self._own(client_id)[:self._held[client_id - 1]])
+        return self._samples(self._x, self._y, self._own(client_id)[:self._held[client_id - 1]])
 
-    def _labelled(self, client_id: int, rows: torch.Tensor) -> Samples:
-        """The samples with the labels this client believes in."""
-        own = self._samples(self._x, self._y, rows)
-        return Samples(own.x, (own.y + 1) % self._set.classes) if client_id in self.noisy_clients else own
+    def held_out_together(self, client_ids: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, Iterator[Samples]]:
+        """(clients that hold anything out, how much each does, all of it end to end in batches)."""
+        clients = client_ids[self._held[client_ids - 1] > 0]
+        own = [self._own(client)[:self._held[client - 1]] for client in clients.tolist()]
+        rows = torch.cat(own) if own else torch.zeros(0, dtype=torch.int64)
+        return clients, self._held[clients - 1], (
+            self._samples(self._x, self._y, part) for part in rows.split(batch))
 
     def _own(self, client_id: int) -> torch.Tensor:
         if not 1 <= client_id <= len(self._clients):

@@ -15,22 +15,22 @@ import torch
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet, Splits
 
-MEAN, STD = 0.1307, 0.3081
-
 
 @DATASETS.add("Mnist")
 class Mnist(DataSet):
     shape, classes = (1, 28, 28), 10
+    folder, raw = "mnist", "MNIST/raw"  # below $FEDSUV_DATA; below data_dir
+    mean, std = 0.1307, 0.3081
 
     def load(self) -> Splits:
-        raw = data_folder(self.config.data_dir, "mnist") / "MNIST" / "raw"
+        raw = data_folder(self.config.data_dir, self.folder) / self.raw
         parts = [read_idx(raw / f"{part}-{kind}-ubyte")
                  for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
         train_x, train_y, test_x, test_y = (torch.from_numpy(part) for part in parts)
         return Splits(train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long())
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float().div_(255).sub_(MEAN).div_(STD)
+        return x.float() if self.config.raw_pixels else x.float().div_(255).sub_(self.mean).div_(self.std)
 
 
 def data_folder(data_dir: str | None, name: str) -> Path:

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 @MODELS.add("lr", "svm")  # the same linear scores; the loss differs
 def linear(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+    """The SVM starts at zero: its problem is convex, and on raw pixels PyTorch's random start gives scores of some 50,
+    which the small step sizes they need take thousands of rounds to forget."""
+    layer = nn.Linear(math.prod(shape), classes)
+    if config.model == "svm":
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 @MODELS.add("mlp")

@@ -1,0 +1,167 @@
+"""What the replays of the goal-directed paper share: its methods as jobs on real MNIST, one trial at a time.
+
+J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with Goal-Directed
+Client Selection", Section VI. The paper gives neither the clients' sizes nor how the non-IID ones differ. Here: 100 to
+500 samples a client, a fifth of them held out for its opinions; clients 1-5 have samples of all classes, each of the
+others has `classes_each`. Data, initial model and luck depend on the trial alone, so that methods meet the same world.
+"""
+from __future__ import annotations
+
+import csv
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.config import load_job
+from fedsuv_plugin.output import replace_file
+from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.randomness import stream
+from fedsuv_plugin.replays import Say, parallel
+
+CONFIG = Path(__file__).parents[2] / "configs" / "goal_directed" / "mnist_svm.yml"
+CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
+SMALLEST, LARGEST = 100, 500  # samples of a client
+ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
+METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsParams(Params):
+    trials: int = param(5, "Monte-Carlo trials per method (the paper: 100)", low=1)
+    slots: int = param(200, "time slots of a job", low=1)
+    methods: str = param(",".join(METHODS), "what to compare")
+    cold_start: str = param("restart", "quick_init_ucb.cold_start", choices=("restart", "carry", "gain"))
+    classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
+    mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
+    upload_success: float = param(1.0, "theta, the chance that an update reaches the server", low=0, high=1)
+    workers: int | None = param(None, "processes; none: one per core", low=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    trial: int
+    params: JobsParams
+
+
+@dataclass(frozen=True)
+class Trial:
+    accuracy: list[float]      # of the global model on the test set: before training, then after every slot
+    times_selected: list[int]  # slots of each client
+
+
+def run_all(params: JobsParams, say: Say) -> dict[str, list[Trial]]:
+    """Every method's trials, over processes."""
+    methods = params.methods.split(",")
+    todo = [Case(method, trial, params) for trial in range(params.trials) for method in methods]
+    found: dict[str, dict[int, Trial]] = {method: {} for method in methods}
+    for done, (case, result) in enumerate(parallel(run_case, todo, params.workers), start=1):
+        found[case.method][case.trial] = result
+        say(f"{done}/{len(todo)}  {case.method}, trial {case.trial}: accuracy {result.accuracy[-1]:.4f}")
+    return {method: [by_trial[trial] for trial in sorted(by_trial)] for method, by_trial in found.items()}
+
+
+def run_case(case: Case) -> Trial:
+    from fedsuv_plugin.job import run_job
+    from fedsuv_plugin.records import RunDirectory
+
+    params = case.params
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Path(folder) / "owners.csv"
+        write_owners(shared, case.trial, params.classes_each)
+        run = RunDirectory.create(load_job(CONFIG, {
+            "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "log_path": folder, "data_map_file": str(shared),
+            "upload_success": params.upload_success, "quick_init_ucb.cold_start": params.cold_start,
+            "quick_init_ucb.mu": params.mu, **selector_keys(case)}))
+        run_job(run)
+        rounds, metrics = run.records("rounds.jsonl"), run.records("metrics.jsonl")
+    times = np.zeros(CLIENTS, np.int64)
+    for record in rounds[::SLOT_ROUNDS]:
+        times[np.array(record["asked"], np.int64) - 1] += 1
+    return Trial([m["accuracy"] for m in metrics], times.tolist())
+
+
+def selector_keys(case: Case) -> dict[str, object]:
+    """The method as a selector: those whose sets are known beforehand are `oracle` with a schedule."""
+    rng = stream(case.trial, "goal-directed sets")
+    if case.method == "optimal":
+        return schedule([list(range(1, IID + 1))])
+    if case.method == "round_robin":
+        return schedule([list(ROUND_ROBIN_FIRST), *(draw_set(rng) for _ in range(4))])
+    if case.method == "random":
+        return schedule([draw_set(rng) for _ in range(case.params.slots)])
+    return {"sample_mode": case.method}
+
+
+def draw_set(rng: np.random.Generator) -> list[int]:
+    return (1 + rng.choice(CLIENTS, K, replace=False)).tolist()
+
+
+def schedule(sets: list[list[int]]) -> dict[str, object]:
+    return {"sample_mode": "oracle", "oracle.clients": ";".join(",".join(map(str, ids)) for ids in sets)}
+
+
+def write_owners(path: Path, trial: int, classes_each: int) -> None:
+    """FedScale's data map of a trial; a missing data set is an error that says so."""
+    from fedsuv_plugin.tasks.datasets import DATASETS
+
+    job = load_job(CONFIG)
+    labels = DATASETS[job.config.data_set](job.config).load().train_y.numpy()
+    owner = owners(labels, classes_each, stream(trial, "goal-directed owners"))
+    with path.open("w", newline="") as f:
+        writer = csv.writer(f)
+        writer.writerow(["client_id", "label_id"])
+        writer.writerows(zip(owner.tolist(), labels[:len(owner)].tolist(), strict=True))
+
+
+def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> np.ndarray:
+    """Who owns the first so many samples, 1..20 or 0 for nobody, until everyone has the number drawn for it.
+
+    A map numbers clients as they appear, so client c is first served after client c - 1; what comes by meanwhile goes
+    to the IID ones, who take anything."""
+    wanted = rng.integers(SMALLEST, LARGEST + 1, CLIENTS)
+    takes = np.ones((CLIENTS, CLASSES), bool)
+    for client in range(IID, CLIENTS):
+        takes[client] = np.isin(np.arange(CLASSES), rng.choice(CLASSES, classes_each, replace=False))
+    owner, has, last = [], np.zeros(CLIENTS, np.int64), 0
+    for label in labels.tolist():
+        if last < CLIENTS and takes[last, label]:
+            client, last = last, last + 1
+        else:
+            hungry = np.flatnonzero(takes[:last, label] & (has < wanted)[:last])
+            client = int(rng.choice(hungry)) if len(hungry) else -1
+        if client < 0 and last < CLIENTS:
+            client = int(rng.integers(IID))  # nobody may not appear before everyone has
+        has[client] += client >= 0
+        owner.append(client + 1)
+        if last == CLIENTS and (has >= wanted).all():
+            break
+    return np.array(owner)
+
+
+def draw_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
+    """Accuracy by slot: the mean of the trials, and their range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    picture, ax = plt.subplots(figsize=(8, 5), layout="constrained")
+    for method, trials in found.items():
+        curves = np.array([t.accuracy for t in trials])
+        line, = ax.plot(np.arange(curves.shape[1]), curves.mean(axis=0), label=method)
+        ax.fill_between(np.arange(curves.shape[1]), curves.min(axis=0), curves.max(axis=0), alpha=0.15,
+                        color=line.get_color(), linewidth=0)
+    ax.set(xlabel="time slot", ylabel="test accuracy", title=title)
+    ax.legend(loc="lower right")
+    ax.grid(alpha=0.3)
+    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
+    plt.close(picture)
+
+
+def as_data(found: dict[str, list[Trial]]) -> dict[str, Any]:
+    return {method: [{"accuracy": t.accuracy, "times_selected": t.times_selected} for t in trials]
+            for method, trials in found.items()}

@@ -1,0 +1,218 @@
+"""BP-UCB: clients agree among neighbours, by belief propagation and gossip, who goes next.
+
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
+    Goal-Directed Client Selection." Algorithm 2, eq. (4)-(7), (17), (18) and Appendix B.
+
+Paper symbol -> name here
+    t -> slot + 1    r_{t,n} -> opinion    r-bar_{t,n}, Pi_{t,n} -> opinion_mean, count    b_{t,n} -> belief
+    nu^{j->i} -> messages    theta_j -> field    J_{ij} -> coupling    Psi (eq. 17) -> score    C, beta -> fading_*
+Departures
+    Eq. (6) as printed does not depend on the state it sums over, so its normalised message is constant. Appendix B
+    analyses it as a binary pairwise model, and that is what is done here: states -1 (not selected) and +1 (selected),
+    local function (1 - r^2, r^2), compatibility exp(J s_i s_n) with J = -C d^beta, d in km. Messages are halved
+    log-odds (eq. 28), which stay finite however strong the coupling.
+    The paper does not say who links to whom: whoever is within `radius_km`, by default 1.1 times the longest edge of
+    the minimum spanning tree, so that the graph hangs together. Gossip takes as many exchanges as the graph has
+    diameter; the outcome is the exact ranking, so it is sorted here and the messages are counted. Past 10,000 clients
+    twice the eccentricity of a central client stands in for the diameter.
+    The first opinion is that of the untrained model and stays in the mean. A client that was offline has the mean
+    opinion of the others until it tells its own. Offline clients still pass messages on.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spanning_tree
+from scipy.spatial import Delaunay, QhullError, cKDTree
+
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.params import param
+from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, best
+from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
+
+MARGIN = 1e-6           # opinions stay so far from 0 and 1 in a local function
+SLACK = 1.1             # the default radius over the smallest that connects everyone
+EXACT_DIAMETER = 10_000  # clients up to which the diameter is exact
+NO_OPINION = 0.5        # of clients before anyone has told one
+
+
+@dataclass(frozen=True, kw_only=True)
+class BPUCBParams(SlotParams):
+    mu: float = param(0.01, "width of the confidence bound; 0: none", low=0)
+    fading_c_db: float = param(-30.0, "C of the coupling -C d^beta, in dB; very low: neighbours do not matter")
+    fading_beta: float = param(3.7, "beta of the coupling; large: only the farthest neighbours matter", low=0)
+    radius_km: float | None = param(
+        None, "who is within it is a neighbour; none: 1.1 times the longest edge of the minimum spanning tree", above=0)
+    bp_tolerance: float = param(1e-9, "change of a message at which belief propagation stops", low=0)
+    bp_iterations: int = param(1000, "sweeps after which it stops anyway, and says so", low=1)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Directed edges, each undirected one twice: edge e and the reverse of it, reverse[e]."""
+
+    n: int
+    source: np.ndarray   # (2m,)
+    target: np.ndarray   # (2m,)
+    km: np.ndarray       # (2m,) length
+    reverse: np.ndarray  # (2m,)
+
+    @classmethod
+    def of_pairs(cls, pairs: np.ndarray, km: np.ndarray, n: int) -> Graph:
+        m = len(pairs)
+        first, second = pairs.reshape(m, 2).T
+        return cls(n, np.concatenate([first, second]), np.concatenate([second, first]), np.concatenate([km, km]),
+                   np.concatenate([np.arange(m, 2 * m), np.arange(m)]))
+
+    def matrix(self) -> coo_array:
+        return coo_array((np.ones(len(self.source)), (self.source, self.target)), (self.n, self.n)).tocsr()
+
+    def diameter(self, central: int) -> int:
+        """Most hops between two clients; past EXACT_DIAMETER clients an upper bound from the `central` one.
+
+        Every search from one client bounds the eccentricities of all others, and few searches settle the largest
+        (F. W. Takes, W. A. Kosters, CIKM 2011)."""
+        matrix, low, high = self.matrix(), np.zeros(self.n), np.full(self.n, np.inf)
+        client, widest = central, True
+        while low.max() < high.max():
+            hops = dijkstra(matrix, indices=client, unweighted=True)
+            far = hops.max()
+            if self.n > EXACT_DIAMETER:
+                return int(2 * far)
+            low, high = np.maximum(low, np.maximum(hops, far - hops)), np.minimum(high, far + hops)
+            low[client] = high[client] = far
+            open_ones = np.flatnonzero(low < high)
+            if not len(open_ones):
+                break
+            client = int(open_ones[np.argmax(high[open_ones]) if widest else np.argmin(low[open_ones])])
+            widest = not widest
+        return int(low.max())
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    probability: np.ndarray  # (n,) of being selected, s = +1
+    sweeps: int
+    converged: bool
+
+
+def propagate(graph: Graph, field: np.ndarray, coupling: np.ndarray, tolerance: float, sweeps: int,
+              start: np.ndarray | None = None) -> Beliefs:
+    """Sum-product with local fields (n,) and couplings (2m,): eq. (28), all messages at once, O(edges) a sweep."""
+    messages = np.zeros(len(coupling)) if start is None else start
+    done, change = 0, np.inf if len(coupling) else 0.0
+    while done < sweeps and change > tolerance:
+        cavity = _total(graph, field, messages)[graph.source] - messages[graph.reverse]
+        # atanh(tanh J tanh h), in a form that cannot overflow
+        new = (_log_cosh(cavity + coupling) - _log_cosh(cavity - coupling)) / 2
+        change, messages, done = float(np.abs(new - messages).max()), new, done + 1
+    logit = 2 * _total(graph, field, messages)
+    return Beliefs(np.exp(-np.logaddexp(0, -logit)), done, change <= tolerance)
+
+
+def _total(graph: Graph, field: np.ndarray, messages: np.ndarray) -> np.ndarray:
+    return field + np.bincount(graph.target, messages, graph.n)
+
+
+def _log_cosh(x: np.ndarray) -> np.ndarray:
+    """Up to a constant."""
+    return np.logaddexp(x, -x)
+
+
+def local_field(opinion: np.ndarray) -> np.ndarray:
+    """Halved log-odds of the local function (1 - r^2, r^2)."""
+    r = np.clip(opinion, MARGIN, 1 - MARGIN)
+    return np.log(r) - np.log1p(-r * r) / 2
+
+
+def connecting_radius(points: np.ndarray) -> float:
+    """The smallest radius at which all points hang together: the longest edge of their minimum spanning tree."""
+    points = np.unique(points, axis=0)
+    if len(points) < 2:
+        return 0.0
+    try:
+        corners = Delaunay(points).simplices  # its edges contain the tree's
+        pairs = np.unique(np.sort(np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]), axis=1),
+                          axis=0)
+    except QhullError:  # all on a line, where `unique` has put neighbours side by side
+        pairs = np.column_stack([np.arange(len(points) - 1), np.arange(1, len(points))])
+    lengths = _distances(points, pairs)
+    tree = minimum_spanning_tree(coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points))).tocsr())
+    return float(tree.data.max())
+
+
+def _distances(points: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    return np.hypot(*(points[pairs[:, 0]] - points[pairs[:, 1]]).T)
+
+
+def neighbour_graph(km: np.ndarray, radius: float | None) -> Graph:
+    """Everyone within the radius is a neighbour. A radius that leaves someone out is an error."""
+    needed = connecting_radius(km)
+    reach = SLACK * needed if radius is None else radius
+    pairs = cKDTree(km).query_pairs(reach, output_type="ndarray").astype(np.int64)
+    graph = Graph.of_pairs(pairs, _distances(km, pairs), len(km))
+    parts = int(connected_components(graph.matrix(), directed=False)[0])
+    if parts > 1:
+        raise UserError(f"bp_ucb.radius_km: {reach:g} leaves the clients in {parts} groups that cannot reach each "
+                        f"other; expected at least {needed:.4g}, or none")
+    return graph
+
+
+class BPUCB(TimeSlotSelector):
+    name = "bp_ucb"
+    paper = "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (BP-UCB)"
+    Params = BPUCBParams
+    state = (*TimeSlotSelector.state, "opinion", "opinion_mean", "count", "told", "belief", "score", "sweeps",
+             "converged")
+    opinions_first = True
+
+    def __init__(self, params: BPUCBParams, clients: ClientTable, rng: np.random.Generator):
+        super().__init__(params, clients, rng)
+        n, km = len(clients), clients.position / 1000
+        self._graph = neighbour_graph(km, params.radius_km)
+        self._coupling = -10 ** (params.fading_c_db / 10) * self._graph.km ** params.fading_beta
+        central = int(np.argmin(np.hypot(*(km - km.mean(axis=0)).T)))
+        self._exchanges = self._graph.diameter(central)
+        self.opinion = np.full(n, NO_OPINION)       # (n,) the latest
+        self.told = np.zeros(n, bool)               # (n,) it is the client's own
+        self.opinion_mean = np.full(n, NO_OPINION)  # (n,) over the slots it took part in, and the first
+        self.count = np.ones(n, np.int64)           # (n,) how many those are
+        self.belief = np.full(n, 0.5)               # (n,) probability that it should be selected
+        self.score = np.zeros(n)                    # (n,) eq. (17)
+        self.sweeps, self.converged = 0, True
+
+    def choose(self, online: np.ndarray, k: int) -> np.ndarray:
+        """Algorithm 2, lines 3-5 and 16-19; t = 1 is the initialisation."""
+        found = propagate(self._graph, local_field(self.opinion), self._coupling, self.params.bp_tolerance,
+                          self.params.bp_iterations)
+        self.belief, self.sweeps, self.converged = found.probability, found.sweeps, found.converged
+        bonus = self.params.mu * np.sqrt(np.log(self.slot + 1) / self.count)
+        self.score = self.opinion_mean + self.belief / len(self.clients) + bonus
+        return online[best(self.score[online], k, self.rng)]
+
+    def hear_first(self, opinions: ProbeAnswer) -> None:
+        self._hear(opinions)
+        self.opinion_mean = self.opinion.copy()
+
+    def learn(self, opinions: ProbeAnswer) -> None:
+        """Lines 6-8, for those who took part and answered: eq. (18)."""
+        self._hear(opinions)
+        took_part = self.took_part[opinions.rows]
+        rows, values = opinions.rows[took_part], opinions.values[took_part]
+        self.count[rows] += 1
+        self.opinion_mean[rows] += (values - self.opinion_mean[rows]) / self.count[rows]
+
+    def _hear(self, opinions: ProbeAnswer) -> None:
+        self.told[opinions.rows] = True
+        self.opinion[opinions.rows] = opinions.values
+        self.opinion[~self.told] = self.opinion[self.told].mean()
+
+    def explain(self) -> dict[str, np.ndarray]:
+        return {"opinion_mean": self.opinion_mean, "belief": self.belief, "count": self.count, "score": self.score}
+
+    def diagnostics(self) -> dict[str, Any]:
+        return {**super().diagnostics(), "bp_sweeps": self.sweeps, "bp_converged": self.converged,
+                "exchanges": self._exchanges, "messages": len(self._graph.source) * self._exchanges}

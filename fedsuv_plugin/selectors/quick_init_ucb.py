@@ -1,0 +1,178 @@
+"""Quick-Init UCB: arms are sets of clients; a few slots of play give every set a first estimate.
+
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
+    Goal-Directed Client Selection." Algorithm 1, eq. (8), (10), (11).
+
+Paper symbol -> name here
+    t -> slot    L -> slot_rounds    K^t, I_a^t -> cohort    r_{t,.} (eq. 8) -> reward    t_0 = N/K -> groups
+    r-bar_{t,a}, Pi_{t,a} -> table.mean, table.count    Psi (eq. 11) -> index
+Departures
+    The paper lists all C(N, K) arms and stops at N < 100. Here no arm is listed. Sets not played since the cold start
+    all have count 1, so the best of them is the best K-subset by cold-start value that is not in the table of sets
+    played: K-subsets are made one at a time, best first. The pick is the same for any N; memory O(N + T K).
+    The cold start plays ceil(N / K) groups; the last is filled up at random, and a client's value is that of its own
+    group. A group nobody gave an opinion on has the mean value of the others.
+    The model carries over from slot to slot. That makes later groups of the cold start look better, so by default each
+    of its slots begins at the initial model (`cold_start: restart`); `carry` is the paper's text read literally, `gain`
+    rewards the rise over the slot. Among sets of equal index ties are symmetric in the clients, drawn at random.
+"""
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.params import param
+from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundView, best
+from fedsuv_plugin.selectors.maths.set_table import SetTable
+from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
+
+UNKNOWN = -1  # group of a client before there are groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickInitUCBParams(SlotParams):
+    mu: float = param(1.0, "width of the confidence bound; 0: always the set with the best mean", low=0)
+    cold_start: str = param(
+        "restart", "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
+        "carry, and the reward of every slot is the rise of the mean opinion", choices=("restart", "carry", "gain"))
+
+
+class QuickInitUCB(TimeSlotSelector):
+    name = "quick_init_ucb"
+    paper = "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (Quick-Init UCB)"
+    Params = QuickInitUCBParams
+    state = (*TimeSlotSelector.state, "group", "groups", "size", "value", "known", "times_played", "level")
+
+    def __init__(self, params: QuickInitUCBParams, clients: ClientTable, rng: np.random.Generator):
+        super().__init__(params, clients, rng)
+        n = len(clients)
+        self.opinions_first = params.cold_start == "gain"
+        self.group = np.full(n, UNKNOWN)           # (n,) cold-start group
+        self.groups = 0                            # how many there are
+        self.size = 0                              # clients in a set, K
+        self.value = np.zeros(n)                   # (n,) reward of the client's group ...
+        self.known = np.zeros(n, bool)             # (n,) ... once there is one
+        self.times_played = np.zeros(n, np.int64)  # (n,) slots asked in, cold start included
+        self.level: float = 0.0                    # mean opinion when the last slot ended
+        self.table = SetTable()                    # sets played since the cold start
+        self._indices: dict[str, float | None] = {"chosen_index": None, "best_unplayed_index": None}
+
+    # ---- choosing
+
+    def restart_model(self, view: RoundView) -> bool:
+        begins = self._over() and 1 <= self.slot < self.groups and len(view.online) > self.size
+        return begins and self.params.cold_start == "restart"
+
+    def choose(self, online: np.ndarray, k: int) -> np.ndarray:
+        if not self.groups:
+            self._make_groups(k)
+        self._indices = {"chosen_index": None, "best_unplayed_index": None}
+        chosen = self._next_group(online) if self.slot <= self.groups else self._best_set(online)
+        self.times_played[chosen] += 1
+        return chosen
+
+    def _make_groups(self, k: int) -> None:
+        n = len(self.clients)
+        self.size, self.groups = k, -(-n // k)
+        self.group[self.rng.permutation(n)] = np.arange(n) // k
+
+    def _next_group(self, online: np.ndarray) -> np.ndarray:
+        """Algorithm 1, line 1."""
+        members = np.flatnonzero(self.group == self.slot - 1)
+        others = online[self.group[online] != self.slot - 1]
+        return np.concatenate([members, self.rng.choice(others, self.size - len(members), replace=False)])
+
+    def _best_set(self, online: np.ndarray) -> np.ndarray:
+        """Algorithm 1, lines 3-6: the set of online clients with the highest index, without listing them all."""
+        mask = np.zeros(len(self.clients), bool)
+        mask[online] = True
+        played = self.table.within(mask)
+        bounds = self.table.upper_bounds(played, self.params.mu, self.slot)
+        fresh = self._best_unplayed(online, len(played))
+        bonus = self.params.mu * np.sqrt(np.log(self.slot))
+        indices = np.append(bounds, -np.inf if fresh is None else self._start(fresh) + bonus)
+        place = int(best(indices, 1, self.rng)[0])
+        self._indices = {"chosen_index": float(indices[place]),
+                         "best_unplayed_index": None if fresh is None else float(indices[-1])}
+        return self.table.sets[played[place]] if fresh is None or place < len(played) else fresh
+
+    def _best_unplayed(self, online: np.ndarray, played: int) -> np.ndarray | None:
+        """The set with the best cold-start mean among those not played, or None.
+
+        At most `played` sets are passed over, and each step down the order moves one member one place, so only the
+        best size + played clients can be in it."""
+        values = self._values()[online]
+        front = online[best(values, self.size + played, self.rng)]
+        for places in descending_subsets(self._values()[front], self.size):
+            if front[places] not in self.table:
+                return front[places]
+        return None
+
+    def _values(self) -> np.ndarray:
+        """Cold-start values (n,), the mean of the known ones where there is none."""
+        if self.known.all():
+            return self.value
+        return np.where(self.known, self.value, self.value[self.known].mean() if self.known.any() else 0.0)
+
+    def _start(self, rows: np.ndarray) -> float:
+        """The mean reward a set starts with."""
+        return float(self._values()[rows].mean())
+
+    # ---- learning
+
+    def hear_first(self, opinions: ProbeAnswer) -> None:
+        self.level = float(opinions.values.mean())
+
+    def learn(self, opinions: ProbeAnswer) -> None:
+        level = float(opinions.values.mean())  # eq. (8)
+        reward = level - self.level if self.params.cold_start == "gain" else level
+        self.level = level
+        if self.slot <= self.groups:
+            own = self.group == self.slot - 1
+            self.value[own], self.known[own] = reward, True
+        else:
+            self.table.add(self.cohort, reward, mean=self._start(self.cohort), count=1)
+
+    # ---- what it tells and keeps
+
+    def explain(self) -> dict[str, np.ndarray]:
+        """`cold_start_value` is NaN where a client's group has not been played."""
+        return {"cold_start_value": np.where(self.known, self.value, np.nan), "times_played": self.times_played}
+
+    def diagnostics(self) -> dict[str, Any]:
+        cold = self.slot <= self.groups
+        return {**super().diagnostics(), "cold_start": cold, **self._indices, "sets_played": len(self.table)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "table": self.table.state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.table = SetTable(**state["table"])
+
+
+def descending_subsets(values: np.ndarray, k: int) -> Iterator[np.ndarray]:
+    """All k-subsets of places in `values`, which descends, by falling sum; each made once, when it is asked for.
+
+    Start with the first k places. The last member moves down as far as it likes, then the one before it, and so on:
+    every subset has exactly one such history, and no move raises the sum. A subset on the heap therefore has at most
+    two children: the member that moved last moves on, or the one before it begins to."""
+    n = len(values)
+    if k > n:
+        return
+    heap = [(-float(values[:k].sum()), k - 1, tuple(range(k)))]
+    while heap:
+        cost, moving, places = heapq.heappop(heap)
+        yield np.array(places)
+        for member in (moving, moving - 1):
+            if member < 0:
+                continue
+            limit = places[member + 1] if member + 1 < k else n
+            place = places[member]
+            if place + 1 < limit and (member == moving or place == member):
+                moved = (*places[:member], place + 1, *places[member + 1:])
+                heapq.heappush(heap, (cost + float(values[place] - values[place + 1]), member, moved))

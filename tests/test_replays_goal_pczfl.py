@@ -1,0 +1,101 @@
+"""The replays of the goal-directed paper and of PCZFL, small."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsuv_plugin.cli import main
+from fedsuv_plugin.config import load_job
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.replays import REPLAYS
+from fedsuv_plugin.replays.goal_directed import slots_table, slots_to
+from fedsuv_plugin.replays.goal_directed_jobs import (
+    CLIENTS,
+    IID,
+    METHODS,
+    Case,
+    JobsParams,
+    Trial,
+    owners,
+    selector_keys,
+)
+from fedsuv_plugin.replays.pczfl import parse_epochs
+from fedsuv_plugin.tasks.partitions import from_map_file
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.mark.parametrize("name", ["goal_directed/mnist_svm.yml", "pczfl/fmnist.yml"])
+def test_the_job_files_are_valid(name: str) -> None:
+    job = load_job(CONFIGS / name)
+    assert job.config.sample_mode in ("quick_init_ucb", "pczfl")
+    assert job.config.learning_rate_in(1000) == pytest.approx(job.config.learning_rate, rel=0.9)
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_clients_1_to_5_are_iid_and_the_others_have_few_classes(tmp_path: Path, few: int) -> None:
+    labels = np.random.default_rng(0).integers(10, size=60_000)
+    owner = owners(labels, few, np.random.default_rng(1))
+    (tmp_path / "map.csv").write_text("client_id,label\n" + "".join(
+        f"{c},{label}\n" for c, label in zip(owner.tolist(), labels.tolist(), strict=False)))
+    parts = from_map_file(str(tmp_path / "map.csv"), labels, CLIENTS)
+    for client in range(CLIENTS):  # numbered as they appear, so client c of the map is client c of the job
+        assert np.array_equal(parts.samples(client), np.flatnonzero(owner == client + 1))
+        classes = len(np.unique(labels[parts.samples(client)]))
+        assert classes == 10 if client < IID else classes == few
+    assert parts.sizes.min() >= 100
+    assert parts.sizes.max() <= 600  # 500, and what came by before everyone had appeared
+    assert len(np.unique(parts.sizes)) > 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_a_valid_job(method: str) -> None:
+    case = Case(method, 0, JobsParams(slots=7))
+    job = load_job(CONFIGS / "goal_directed" / "mnist_svm.yml", selector_keys(case))
+    if method in ("optimal", "round_robin", "random"):
+        sets = str(job.selector_params["oracle"]["clients"]).split(";")
+        assert len(sets) == {"optimal": 1, "round_robin": 5, "random": 7}[method]
+    else:
+        assert job.config.sample_mode == method
+
+
+def test_slots_to_a_target_by_hand() -> None:
+    trial = Trial([0.1, 0.7, 0.76, 0.74, 0.83], [0] * 20)
+    assert [slots_to(trial, target) for target in (0.75, 0.82, 0.85)] == [2, 4, None]
+    rows = slots_table({"random": [trial, Trial([0.1, 0.8, 0.8, 0.8, 0.8], [0] * 20)]}, JobsParams(slots=4)).rows
+    assert [row[2] for row in rows] == ["1.50", "2.50", "> 4.00", "> 4.00"]  # (2 + 1)/2, (4 + 1)/2; then 4 and >= 4
+
+
+@pytest.mark.parametrize("text", ["", "50,20", "a", "0", "1,1"])
+def test_epochs_are_checked(text: str) -> None:
+    with pytest.raises(UserError, match="epochs: expected ascending rounds"):
+        parse_epochs(text)
+
+
+@pytest.mark.parametrize("name", ["goal_directed/table1", "pczfl/fig3", "pczfl/energy"])
+def test_without_the_data_it_says_so(
+        name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("FEDSUV_DATA", raising=False)
+    given = [] if name == "pczfl/fig3" else ["--set", "workers=1"]
+    assert main(["replay", name, *given, "-o", str(tmp_path)]) == 2
+    assert "data_dir: this data set is read from disk" in capsys.readouterr().err
+
+
+def test_all_are_listed() -> None:
+    assert {"goal_directed/fig7", "goal_directed/fig9", "goal_directed/table1", "pczfl/energy", "pczfl/fig3"} \
+        <= set(REPLAYS.names())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "given"), [
+    ("goal_directed/fig7", ["slots=6", "trials=1", "workers=1"]),
+    ("goal_directed/fig9", ["slots=6", "trials=1", "workers=1"]),
+    ("goal_directed/table1", ["slots=6", "trials=1", "workers=1"]),
+    ("pczfl/fig3", ["epochs=0,4,8"]), ("pczfl/energy", ["seeds=1", "rounds=8", "workers=1"])])
+def test_small(name: str, given: list[str], data_root: Path, tmp_path: Path) -> None:
+    sets = [word for assignment in given for word in ("--set", assignment)]
+    assert main(["replay", name, *sets, "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "report.md").read_text().startswith(f"# {name}")
+    assert list(tmp_path.glob("*.png"))
