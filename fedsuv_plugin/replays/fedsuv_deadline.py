@@ -6,19 +6,16 @@ devices, their luck and the initial model depend on the seed alone.
 """
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.config import load_job
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
-
-CONFIG = Path(__file__).parents[2] / "configs" / "fedsuv" / "mnist_deadline.yml"
+from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +24,7 @@ class DeadlineParams(Params):
     selectors: str = param("fedsuv,oort,random", "what to compare, by name")
     target: float = param(0.9, "accuracy to be reached", above=0, high=1)
     rounds: int = param(100, "rounds of each job", low=2)
-    config: str = param(str(CONFIG), "the job file")
+    config: str = param(str(CONFIGS / "fedsuv" / "mnist_deadline.yml"), "the job file")
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 
@@ -39,15 +36,9 @@ class Case:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """One real job, in a run directory that is gone afterwards; what the report needs of it."""
-    from fedsuv_plugin.job import run_job
-    from fedsuv_plugin.records import RunDirectory
-
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory.create(load_job(case.params.config, {
-            "sample_mode": case.selector, "seed": case.seed, "rounds": case.params.rounds, "log_path": folder}))
-        run_job(run)
-        rounds, metrics = run.records("rounds.jsonl"), run.records("metrics.jsonl")
+    """One real job; what the report needs of it."""
+    rounds, metrics = play_job(case.params.config, {
+        "sample_mode": case.selector, "seed": case.seed, "rounds": case.params.rounds})
     late = rounds[len(rounds) // 2:]
     reached = [m["round"] for m in metrics if m["accuracy"] >= case.params.target]
     return {"valid_share": sum(len(r["valid"]) for r in late) / max(1, sum(len(r["asked"]) for r in late)),
@@ -97,20 +88,9 @@ def table(found: dict[str, dict[int, dict[str, Any]]], params: DeadlineParams) -
 
 def draw(path: Path, found: dict[str, dict[int, dict[str, Any]]], params: DeadlineParams) -> None:
     """Accuracy by round: the mean of the seeds, and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-    for name, by_seed in found.items():
-        curves = np.array([by_seed[seed]["curve"] for seed in sorted(by_seed)])  # (seeds, evaluations, 2)
-        line, = ax.plot(curves[0, :, 0], curves[:, :, 1].mean(axis=0), label=name)
-        ax.fill_between(curves[0, :, 0], curves[:, :, 1].min(axis=0), curves[:, :, 1].max(axis=0), alpha=0.15,
-                        color=line.get_color(), linewidth=0)
-    ax.axhline(params.target, color="grey", linestyle=":", linewidth=1)
-    ax.set(xlabel="round", ylabel="test accuracy", title=f"Mean and range of {params.seeds} seeds")
-    ax.legend(loc="lower right")
-    ax.grid(alpha=0.3)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path) as (_, (ax,)):
+        for name, by_seed in found.items():
+            curves = np.array([by_seed[seed]["curve"] for seed in sorted(by_seed)])  # (seeds, evaluations, 2)
+            mean_and_range(ax, curves[0, :, 0], curves[:, :, 1], name)
+        ax.axhline(params.target, color="grey", linestyle=":", linewidth=1)
+        finish(ax, xlabel="round", ylabel="test accuracy", title=f"Mean and range of {params.seeds} seeds")

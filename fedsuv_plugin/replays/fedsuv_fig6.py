@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin import registry
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.bandit_world import Play, World, play
+from fedsuv_plugin.replays.pictures import picture
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 LOW_VALIDITY = 0.4  # of which the paper says "approximately 30 rounds"
@@ -140,22 +140,16 @@ def bands(what: str, values: np.ndarray, world: World) -> Table:
 
 def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
     """Both heat maps of the figure, means over the worlds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.colors import PowerNorm
 
-    picture, axes = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
-    picture.suptitle(f"FedSUV, {params.side ** 2:,} clients, {params.rounds} rounds, {params.k} a round, "
-                     f"mean of {len(plays)} worlds")
     titles = {"candidate": "(a) rounds as candidate", "selected": "(b) times selected"}
-    for ax, (key, title) in zip(axes, titles.items(), strict=True):
-        grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(params.side, params.side)
-        # by the square root: a few clients are selected often, and the others should still be seen to differ
-        norm = PowerNorm(0.5, vmin=0) if key == "selected" else None
-        image = ax.imshow(grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm)
-        ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
-        picture.colorbar(image, ax=ax, shrink=0.9)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path, 2, (12, 5.2)) as (figure, axes):
+        figure.suptitle(f"FedSUV, {params.side ** 2:,} clients, {params.rounds} rounds, {params.k} a round, "
+                        f"mean of {len(plays)} worlds")
+        for ax, (key, title) in zip(axes, titles.items(), strict=True):
+            grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(params.side, params.side)
+            # by the square root: a few clients are selected often, and the others should still be seen to differ
+            norm = PowerNorm(0.5, vmin=0) if key == "selected" else None
+            image = ax.imshow(grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm)
+            ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
+            figure.colorbar(image, ax=ax, shrink=0.9)

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from fedsuv_plugin.config import Job, Place, load_job
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS
+from fedsuv_plugin.replays.pictures import finish, picture
 from fedsuv_plugin.selectors.filfl import Filtering, dgf, greedy_filter, rgf
 from fedsuv_plugin.tasks import FederatedData, data_set, initial_model, public_set
 
@@ -161,22 +161,13 @@ def table(found: Found, params: Fig6Params) -> Table:
 
 
 def draw(path: Path, found: Found, params: Fig6Params) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-    for variant, by_seed in found.items():
-        for key, style, label in (("ratio", "-", variant), ("ratio_everyone", ":", f"no filtering ({variant})")):
-            curves = np.array([[c[key] if c[key] is not None else np.nan for c in by_seed[seed]]
-                               for seed in sorted(by_seed)])  # (seeds, comparisons)
-            rounds = [c["round"] for c in next(iter(by_seed.values()))]
-            with np.errstate(all="ignore"):
-                ax.plot(rounds, np.nanmean(curves, axis=0), style, label=label)
-    ax.axhline(PAPER_RATIO, color="grey", linestyle="--", linewidth=1)
-    ax.set(xlabel="round", ylabel="approximation ratio", title=f"Mean of {params.seeds} seeds")
-    ax.legend(loc="lower right")
-    ax.grid(alpha=0.3)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path) as (_, (ax,)):
+        for variant, by_seed in found.items():
+            for key, style, label in (("ratio", "-", variant), ("ratio_everyone", ":", f"no filtering ({variant})")):
+                curves = np.array([[c[key] if c[key] is not None else np.nan for c in by_seed[seed]]
+                                   for seed in sorted(by_seed)])  # (seeds, comparisons)
+                rounds = [c["round"] for c in next(iter(by_seed.values()))]
+                with np.errstate(all="ignore"):
+                    ax.plot(rounds, np.nanmean(curves, axis=0), style, label=label)
+        ax.axhline(PAPER_RATIO, color="grey", linestyle="--", linewidth=1)
+        finish(ax, xlabel="round", ylabel="approximation ratio", title=f"Mean of {params.seeds} seeds")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.config import load_job
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, Records, last_mean, play_job
+from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.tasks import DEFAULT_CLIENTS, noisy_clients
 
 
@@ -114,19 +114,8 @@ def table(found: Found, params: NoisyParams) -> Table:
 
 def draw(path: Path, found: Found, params: NoisyParams) -> None:
     """Accuracy by round: the mean of the seeds, and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-    for label, by_seed in found.items():
-        curves = np.array([by_seed[seed]["accuracy"] for seed in sorted(by_seed)])  # (seeds, rounds + 1)
-        x = np.arange(curves.shape[1])
-        line, = ax.plot(x, curves.mean(axis=0), label=label)
-        ax.fill_between(x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0)
-    ax.set(xlabel="round", ylabel="test accuracy", title=f"Mean and range of {params.seeds} seeds")
-    ax.legend(loc="lower right")
-    ax.grid(alpha=0.3)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path) as (_, (ax,)):
+        for label, by_seed in found.items():
+            curves = np.array([by_seed[seed]["accuracy"] for seed in sorted(by_seed)])  # (seeds, rounds + 1)
+            mean_and_range(ax, np.arange(curves.shape[1]), curves, label)
+        finish(ax, xlabel="round", ylabel="test accuracy", title=f"Mean and range of {params.seeds} seeds")

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.config import load_job
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import Say, parallel
+from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
-CONFIG = Path(__file__).parents[2] / "configs" / "goal_directed" / "mnist_svm.yml"
+CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"
 CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
 SMALLEST, LARGEST = 100, 500  # samples of a client
 ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
@@ -65,19 +66,14 @@ def run_all(params: JobsParams, say: Say) -> dict[str, list[Trial]]:
 
 
 def run_case(case: Case) -> Trial:
-    from fedsuv_plugin.job import run_job
-    from fedsuv_plugin.records import RunDirectory
-
     params = case.params
     with tempfile.TemporaryDirectory() as folder:
         shared = Path(folder) / "owners.csv"
         write_owners(shared, case.trial, params.classes_each)
-        run = RunDirectory.create(load_job(CONFIG, {
-            "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "log_path": folder, "data_map_file": str(shared),
+        rounds, metrics = play_job(CONFIG, {
+            "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "data_map_file": str(shared),
             "upload_success": params.upload_success, "quick_init_ucb.cold_start": params.cold_start,
-            "quick_init_ucb.mu": params.mu, **selector_keys(case)}))
-        run_job(run)
-        rounds, metrics = run.records("rounds.jsonl"), run.records("metrics.jsonl")
+            "quick_init_ucb.mu": params.mu, **selector_keys(case)})
     times = np.zeros(CLIENTS, np.int64)
     for record in rounds[::SLOT_ROUNDS]:
         times[np.array(record["asked"], np.int64) - 1] += 1
@@ -144,22 +140,11 @@ def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> n
 
 def draw_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
     """Accuracy by slot: the mean of the trials, and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, ax = plt.subplots(figsize=(8, 5), layout="constrained")
-    for method, trials in found.items():
-        curves = np.array([t.accuracy for t in trials])
-        line, = ax.plot(np.arange(curves.shape[1]), curves.mean(axis=0), label=method)
-        ax.fill_between(np.arange(curves.shape[1]), curves.min(axis=0), curves.max(axis=0), alpha=0.15,
-                        color=line.get_color(), linewidth=0)
-    ax.set(xlabel="time slot", ylabel="test accuracy", title=title)
-    ax.legend(loc="lower right")
-    ax.grid(alpha=0.3)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path) as (_, (ax,)):
+        for method, trials in found.items():
+            curves = np.array([t.accuracy for t in trials])
+            mean_and_range(ax, np.arange(curves.shape[1]), curves, method)
+        finish(ax, xlabel="time slot", ylabel="test accuracy", title=title)
 
 
 def as_data(found: dict[str, list[Trial]]) -> dict[str, Any]:

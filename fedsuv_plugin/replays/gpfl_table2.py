@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, last_mean, play_job
+from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 PAPER = {"random": ("0.5378", "0.5367", "0.6001 ± 0.11"), "pow_d": ("0.5824", "0.6327", "0.5859 ± 0.08"),
          "gpfl": ("0.6879", "0.7741", "0.7780 ± 0.04")}  # FEMNIST, 2SPC
@@ -109,23 +109,11 @@ def coverage_table(found: Found) -> Table:
 
 def draw(path: Path, found: Found, params: Table2Params) -> None:
     """Coverage as in figure 4, and accuracy, means over the seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    for name, by_seed in found.items():
-        for ax, key in zip(axes, ("coverage", "accuracy"), strict=True):
-            curves = np.array(_values(by_seed, key), float)  # (seeds, rounds)
-            x = np.arange(curves.shape[1]) + (key == "coverage")
-            line, = ax.plot(x, curves.mean(axis=0), label=name)
-            ax.fill_between(x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0)
-    axes[0].set(title="clients asked at least once", xlabel="round")
-    axes[1].set(title="test accuracy", xlabel="round", ylim=(0, 1))
-    picture.suptitle(f"Mean and range of {params.seeds} seeds")
-    for ax in axes:
-        ax.grid(alpha=0.3)
-        ax.legend(loc="lower right")
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path, 2, (12, 5)) as (figure, axes):
+        figure.suptitle(f"Mean and range of {params.seeds} seeds")
+        for name, by_seed in found.items():
+            for ax, key in zip(axes, ("coverage", "accuracy"), strict=True):
+                curves = np.array(_values(by_seed, key), float)  # (seeds, rounds)
+                mean_and_range(ax, np.arange(curves.shape[1]) + (key == "coverage"), curves, name)
+        finish(axes[0], title="clients asked at least once", xlabel="round")
+        finish(axes[1], title="test accuracy", xlabel="round", ylim=(0, 1))

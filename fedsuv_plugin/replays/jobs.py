@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 Records = list[dict[str, Any]]
 
 
-def play_job(config: str, overrides: dict[str, object]) -> tuple[Records, Records]:
+def play_job(config: str | Path, overrides: dict[str, object]) -> tuple[Records, Records]:
     """(rounds, metrics) of a job run in a directory that is gone afterwards."""
     from fedsuv_plugin.job import run_job
     from fedsuv_plugin.records import RunDirectory

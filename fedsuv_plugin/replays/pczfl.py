@@ -17,15 +17,16 @@ import numpy as np
 from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job, load_job
 from fedsuv_plugin.errors import require
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.bandit_world import World
+from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 
-CONFIG = Path(__file__).parents[2] / "configs" / "pczfl" / "fmnist.yml"
+CONFIG = CONFIGS / "pczfl" / "fmnist.yml"
 LAST = 10  # evaluations that make a final accuracy
 PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST; accuracy, accumulated energy
 
@@ -117,26 +118,19 @@ def snapshot(epoch: int, job: Job, state: dict[str, Any] | None, untrained: floa
 
 
 def draw_balls(path: Path, snapshots: list[Snapshot]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Circle
 
-    picture, axes = plt.subplots(1, len(snapshots), figsize=(5 * len(snapshots), 5.2), layout="constrained",
-                                 squeeze=False)
-    for ax, shot in zip(axes[0], snapshots, strict=True):
-        for ball in shot.relevant.tolist():
-            on_front = ball in shot.front
-            ax.add_patch(Circle(shot.centre[ball], shot.radius[ball], fill=False, linewidth=1.2 + on_front,
-                                edgecolor="tab:red" if on_front else "tab:blue", zorder=2 + on_front))
-        ax.scatter(*shot.context.T, s=18, color="tab:green", zorder=4)
-        ax.set(title=f"epoch {shot.epoch}", xlabel="accuracy on the interview set", ylabel="energy score",
-               xlim=(-0.25, 1.25), ylim=(-0.25, 1.25), aspect="equal")
-        ax.grid(alpha=0.3)
-    picture.suptitle("Relevant balls (blue) and the Pareto front (red); clients are green")
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path, len(snapshots), (5 * len(snapshots), 5.2)) as (figure, axes):
+        figure.suptitle("Relevant balls (blue) and the Pareto front (red); clients are green")
+        for ax, shot in zip(axes, snapshots, strict=True):
+            for ball in shot.relevant.tolist():
+                on_front = ball in shot.front
+                ax.add_patch(Circle(shot.centre[ball], shot.radius[ball], fill=False, linewidth=1.2 + on_front,
+                                    edgecolor="tab:red" if on_front else "tab:blue", zorder=2 + on_front))
+            ax.scatter(*shot.context.T, s=18, color="tab:green", zorder=4)
+            ax.set(title=f"epoch {shot.epoch}", xlabel="accuracy on the interview set", ylabel="energy score",
+                   xlim=(-0.25, 1.25), ylim=(-0.25, 1.25), aspect="equal")
+            ax.grid(alpha=0.3)
 
 
 # ---- accuracy and energy
@@ -159,18 +153,12 @@ class Case:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    from fedsuv_plugin.job import run_job
-    from fedsuv_plugin.records import RunDirectory
-
-    size = {} if case.cohort is None else {"num_participants": case.cohort}
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory.create(load_job(CONFIG, {
-            "sample_mode": case.selector, "seed": case.seed, "rounds": case.params.rounds, "log_path": folder,
-            "pczfl.a_b": case.params.a_b, **size}))
-        run_job(run)
-        rounds, metrics = run.records("rounds.jsonl"), run.records("metrics.jsonl")
+    size: dict[str, object] = {} if case.cohort is None else {"num_participants": case.cohort}
+    rounds, metrics = play_job(CONFIG, {"sample_mode": case.selector, "seed": case.seed, "rounds": case.params.rounds,
+                                        "pczfl.a_b": case.params.a_b, **size})
     asked = [np.array(r["asked"], np.int64) - 1 for r in rounds]
-    spent = 1 - uniform_scores(run.job.config.num_clients or 0, stream(case.seed, "selector"))  # as pczfl draws them
+    clients = load_job(CONFIG).config.num_clients or 0
+    spent = 1 - uniform_scores(clients, stream(case.seed, "selector"))  # as pczfl draws them
     return {"energy": float(sum(spent[rows].sum() for rows in asked)),
             "cohort": float(np.mean([len(rows) for rows in asked])),
             "accuracy": float(np.mean([m["accuracy"] for m in metrics[-LAST:]])),
@@ -219,23 +207,12 @@ def energy_table(found: dict[str, dict[int, dict[str, Any]]], params: EnergyPara
 
 def draw_energy(path: Path, found: dict[str, dict[int, dict[str, Any]]]) -> None:
     """The paper's figures 6 and 7: means over the seeds, and their range."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    picture, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    for name, by_seed in found.items():
-        each = [by_seed[seed] for seed in sorted(by_seed)]
-        curves = np.array([r["curve"] for r in each])
-        spent = np.array([r["energy_curve"] for r in each])
-        for ax, x, y in ((left, curves[0, :, 0], curves[:, :, 1]), (right, np.arange(1, spent.shape[1] + 1), spent)):
-            line, = ax.plot(x, y.mean(axis=0), label=name)
-            ax.fill_between(x, y.min(axis=0), y.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0)
-    left.set(xlabel="round", ylabel="test accuracy")
-    right.set(xlabel="round", ylabel="accumulated energy")
-    for ax in (left, right):
-        ax.legend()
-        ax.grid(alpha=0.3)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
-    plt.close(picture)
+    with picture(path, 2, (12, 5)) as (_, (left, right)):
+        for name, by_seed in found.items():
+            each = [by_seed[seed] for seed in sorted(by_seed)]
+            curves = np.array([r["curve"] for r in each])
+            spent = np.array([r["energy_curve"] for r in each])
+            mean_and_range(left, curves[0, :, 0], curves[:, :, 1], name)
+            mean_and_range(right, np.arange(1, spent.shape[1] + 1), spent, name)
+        finish(left, xlabel="round", ylabel="test accuracy")
+        finish(right, legend="upper left", xlabel="round", ylabel="accumulated energy")

@@ -1,0 +1,40 @@
+"""The pictures of replays: drawn off screen, saved whole. matplotlib is imported only where one is drawn."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.output import replace_file
+
+
+@contextmanager
+def picture(path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)) -> Iterator[tuple[Any, list[Any]]]:
+    """(the figure, its axes side by side); saved as a PNG when everything is drawn."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, columns, figsize=size, layout="constrained", squeeze=False)
+    try:
+        yield figure, list(axes[0])
+        replace_file(path, lambda f: figure.savefig(f, format="png", dpi=110))
+    finally:
+        plt.close(figure)
+
+
+def mean_and_range(ax: Any, x: np.ndarray, curves: np.ndarray, label: str) -> None:
+    """A line for the mean of the curves (seeds, points), and a band from the lowest to the highest."""
+    line, = ax.plot(x, curves.mean(axis=0), label=label)
+    ax.fill_between(x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0)
+
+
+def finish(ax: Any, legend: str = "lower right", **labels: Any) -> None:
+    """Title and axis labels, a grid and the legend."""
+    ax.set(**labels)
+    ax.grid(alpha=0.3)
+    ax.legend(loc=legend)
