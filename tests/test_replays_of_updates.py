@@ -10,7 +10,7 @@ import yaml
 
 from fedsuv_plugin.config import load_job
 from fedsuv_plugin.replays import REPLAYS
-from fedsuv_plugin.replays.filfl_fig6 import best_subset
+from fedsuv_plugin.replays.filfl_fig6 import every_value
 from fedsuv_plugin.replays.filfl_noisy import drop_rates
 from fedsuv_plugin.replays.gpfl_table2 import rounds_to_all
 from fedsuv_plugin.replays.jobs import CONFIGS
@@ -57,14 +57,15 @@ def test_the_job_files_are_sound(name: str) -> None:
     assert (job.config.partition, job.config.shards_per_client, job.config.mlp_hidden) == ("shards", 2, "64,30")
 
 
-def test_the_best_subset_is_that_of_plain_loops() -> None:
+def test_every_subset_has_its_value_as_in_plain_loops() -> None:
     rng = np.random.default_rng(0)
     updates, target = rng.normal(size=(6, 3)), rng.normal(size=3)
 
     def value(total: np.ndarray, count: int) -> float:
         return -float(((total / count - target) ** 2).sum())
     every = [list(s) for size in range(1, 7) for s in itertools.combinations(range(6), size)]
-    assert best_subset(updates, value) == pytest.approx(max(value(updates[s].sum(axis=0), len(s)) for s in every))
+    expected = sorted(value(updates[s].sum(axis=0), len(s)) for s in every)
+    assert sorted(every_value(updates, value).tolist()) == pytest.approx(expected)
 
 
 def test_drop_rates_by_hand() -> None:
