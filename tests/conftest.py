@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job, make_job
+from fedsuv_plugin.engine.client_manager import SelectorClientManager
+from fedsuv_plugin.job import run_job
+from fedsuv_plugin.records import RunDirectory
 
 SMALL: dict[str, object] = {
     "job_name": "test", "data_set": "synthetic", "synthetic_samples": 600, "synthetic_dim": 8, "synthetic_classes": 4,
@@ -40,3 +44,39 @@ def records(path: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
     def timeless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return {key: value for key, value in pairs if not key.endswith("_seconds")}
     return [json.loads(line, object_pairs_hook=timeless) for line in (path / file).read_text().splitlines()]
+
+
+def run(job: Job, **options: Any) -> Path:
+    """A job run to its end; its run directory."""
+    directory = RunDirectory.create(job)
+    assert run_job(directory, **options)
+    return directory.path
+
+
+class Killed(BaseException):
+    """Stands for kill -9 within one process: nothing of the job gets to clean up what it was writing."""
+
+
+def run_killed_and_resumed(job: Job, last_round: int) -> Path:
+    """The same job, killed when `last_round` is recorded and gone on with."""
+    directory = RunDirectory.create(job)
+
+    def kill(record: dict[str, Any], metrics: object) -> None:
+        if record["round"] == last_round:
+            raise Killed
+    with pytest.raises(Killed):
+        run_job(directory, on_round=kill)
+    assert run_job(RunDirectory.open(directory.path))
+    return directory.path
+
+
+def same_records(one: Path, other: Path) -> None:
+    for file in ("rounds.jsonl", "metrics.jsonl"):
+        assert records(one, file) == records(other, file)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, manager: type[SelectorClientManager]) -> None:
+    """A client manager of a test, registered under its selector's name in this process."""
+    original, name = registry.client_manager_class, manager.selector_class.name
+    monkeypatch.setattr(registry, "client_manager_class",
+                        lambda wanted, points=None: manager if wanted == name else original(wanted, points))

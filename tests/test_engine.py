@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import records
+from conftest import install, records, run, same_records
 
-from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job, Place
 from fedsuv_plugin.engine.aggregator import JobFailed, PluginAggregator
 from fedsuv_plugin.engine.channel import LoopbackChannel
@@ -33,12 +32,6 @@ from fedsuv_plugin.traces.population import load_population
 
 MakeJob = Callable[..., Job]
 CPU = torch.device("cpu")
-
-
-def run(job: Job, **options: Any) -> Path:
-    directory = RunDirectory.create(job)
-    assert run_job(directory, **options)
-    return directory.path
 
 
 # ---- a job
@@ -75,9 +68,7 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others(job: MakeJ
                                     {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"}])
 def test_processes_give_the_numbers_of_loopback(job: MakeJob, values: dict[str, object]) -> None:
     """Two executors finish in any order; the sums do not depend on it."""
-    here, there = run(job(**values)), run(job(**values), launcher="processes", executors=2)
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(here, file) == records(there, file)
+    same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
 
 
 @pytest.mark.parametrize("selector", ["random", "round_robin", "oort", "fedsuv"])
@@ -288,9 +279,7 @@ class CuriousManager(SelectorClientManager):
 @pytest.fixture
 def curious(monkeypatch: pytest.MonkeyPatch) -> type[Curious]:
     """The selector above, installed for this test."""
-    original = registry.client_manager_class
-    monkeypatch.setattr(registry, "client_manager_class",
-                        lambda name, points=None: CuriousManager if name == "curious" else original(name, points))
+    install(monkeypatch, CuriousManager)
     monkeypatch.setattr(Curious, "seen", [])
     monkeypatch.setattr(Curious, "answers", [])
     return Curious

@@ -9,28 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import records
+from conftest import install, records, run, run_killed_and_resumed, same_records
 
-from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job
 from fedsuv_plugin.engine.client import evaluate
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.public_loss import PublicLoss
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import run_job
-from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.selectors.base import Probe, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.tasks import FederatedData, initial_model, noisy_clients, public_set
 
 MakeJob = Callable[..., Job]
 CPU = torch.device("cpu")
-
-
-def run(job: Job, **options: Any) -> Path:
-    directory = RunDirectory.create(job)
-    assert run_job(directory, **options)
-    return directory.path
 
 
 class Watcher(Selector):
@@ -63,9 +54,7 @@ class WatcherManager(SelectorClientManager):
 
 @pytest.fixture
 def watcher(monkeypatch: pytest.MonkeyPatch) -> type[Watcher]:
-    original = registry.client_manager_class
-    monkeypatch.setattr(registry, "client_manager_class",
-                        lambda name, points=None: WatcherManager if name == "watcher" else original(name, points))
+    install(monkeypatch, WatcherManager)
     for kept in ("views", "outcomes", "received"):
         monkeypatch.setattr(Watcher, kept, [])
     return Watcher
@@ -221,28 +210,13 @@ def test_label_noise_shifts_every_label_of_the_chosen_clients(job: MakeJob) -> N
 
 def test_processes_give_the_numbers_of_loopback(job: MakeJob) -> None:
     values = {"sample_mode": "gpfl", "rounds": 5, "selector_test_samples": 60}
-    here, there = run(job(**values)), run(job(**values), launcher="processes", executors=2)
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(here, file) == records(there, file)
+    same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
 
 
 @pytest.mark.parametrize("selector", ["gpfl", "pow_d"])
 def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, selector: str) -> None:
     values = {"sample_mode": selector, "rounds": 7, "checkpoint_every": 3}
-    whole = run(job(**values))
-    directory = RunDirectory.create(job(**values))
-
-    class Killed(Exception):
-        pass
-
-    def kill(record: dict[str, Any], metrics: object) -> None:
-        if record["round"] == 5:
-            raise Killed
-    with pytest.raises(Killed):
-        run_job(directory, on_round=kill)
-    assert run_job(RunDirectory.open(directory.path))
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(directory.path, file) == records(whole, file)
+    same_records(run_killed_and_resumed(job(**values), 5), run(job(**values)))
 
 
 @pytest.mark.parametrize("selector", ["gpfl", "pow_d", "divfl", "filfl"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import records
+from conftest import records, run_killed_and_resumed, same_records
 from selector_worlds import five_sigma
 
 from fedsuv_plugin.config import Job
@@ -64,16 +64,9 @@ def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) 
     {"sample_mode": "ucb", "ucb__slot_rounds": 2},
     {"sample_mode": "pczfl", "pczfl__warmup_rounds": 2, "pczfl__a_b": 0.1, "pczfl__energy": "uniform"}])
 def test_a_job_is_resumed_exactly(job: MakeJob, values: dict[str, object]) -> None:
-    whole, directory = run(job(rounds=10, checkpoint_every=3, **values)), RunDirectory.create(
-        job(rounds=10, checkpoint_every=3, **values))
-
-    def stop(record: dict[str, Any], metrics: object) -> None:
-        if record["round"] == 8:
-            raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        run_job(directory, on_round=stop)
-    assert run_job(RunDirectory.open(directory.path))
-    assert records(directory.path) == records(whole.path)
+    small = job(rounds=10, checkpoint_every=3, **values)
+    whole = run(small)
+    same_records(run_killed_and_resumed(small, 8), whole.path)
     assert len({tuple(r["asked"]) for r in records(whole.path)}) > 1
 
 
@@ -105,17 +98,8 @@ def test_a_cold_start_slot_begins_at_the_initial_model(job: MakeJob) -> None:
 
 
 def test_restarts_survive_a_resume(job: MakeJob) -> None:
-    whole = run(job(rounds=14, checkpoint_every=3, **SLOTS))
-    directory = RunDirectory.create(job(rounds=14, checkpoint_every=3, **SLOTS))
-
-    def stop(record: dict[str, Any], metrics: object) -> None:
-        if record["round"] == 8:
-            raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        run_job(directory, on_round=stop)
-    assert run_job(RunDirectory.open(directory.path))
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(directory.path, file) == records(whole.path, file)
+    small = job(rounds=14, checkpoint_every=3, **SLOTS)
+    same_records(run_killed_and_resumed(small, 8), run(small).path)
 
 
 def test_uploads_are_lost_at_the_rate_given(job: MakeJob) -> None:

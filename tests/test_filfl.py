@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import records
+from conftest import records, run, run_killed_and_resumed, same_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
@@ -18,9 +18,7 @@ from selector_worlds import five_sigma, look, outcome, table
 from fedsuv_plugin import registry, safe_pickle
 from fedsuv_plugin.config import Job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import run_job
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors.base import (
     LOSS,
     PUBLIC_LOSS,
@@ -104,8 +102,8 @@ def test_rgf_accepts_with_the_probabilities_of_the_pseudocode(seed: int) -> None
     exact = {members: chance for members, chance in map(branch, itertools.product([True, False], repeat=n))}
     assert sum(exact.values()) == pytest.approx(1)
     seen: dict[frozenset[int], int] = {}
-    for run in range(runs):
-        members = frozenset(np.flatnonzero(on_sets(f, n, "rgf", run).kept).tolist())
+    for trial in range(runs):
+        members = frozenset(np.flatnonzero(on_sets(f, n, "rgf", trial).kept).tolist())
         seen[members] = seen.get(members, 0) + 1
     for members, chance in exact.items():
         assert abs(seen.get(members, 0) - runs * chance) <= five_sigma(runs, chance)
@@ -381,12 +379,6 @@ def test_distinct_online_rows_at_most_k_and_never_nobody(
 
 # ---- real jobs
 
-def run(job: Job, **options: Any) -> Path:
-    directory = RunDirectory.create(job)
-    assert run_job(directory, **options)
-    return directory.path
-
-
 INNER = sorted(name for name in registry.installed()
                if (cls := registry.selector_class(name)) is not None and cls is not Filfl and not cls.time_slots)
 
@@ -437,30 +429,14 @@ def test_the_budget_changes_nothing_but_where_updates_are(job: MakeJob) -> None:
 def test_processes_give_the_numbers_of_loopback(job: MakeJob) -> None:
     values = {"sample_mode": "filfl", "filfl__weights": "fresh", "filfl__period": 2, "filfl__variant": "rgf",
               "filfl__inner": "pow_d", "rounds": 5}
-    here, there = run(job(**values)), run(job(**values), launcher="processes", executors=2)
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(here, file) == records(there, file)
-
-
-class Killed(Exception):
-    pass
+    same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
 
 
 @pytest.mark.parametrize("inner", ["random", "gpfl"])
 def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, inner: str) -> None:
     values = {"sample_mode": "filfl", "filfl__inner": inner, "filfl__variant": "rgf", "filfl__period": 3, "rounds": 11,
               "checkpoint_every": 4, "filfl__weights_budget_mb": 0}
-    whole = run(job(**values))
-    directory = RunDirectory.create(job(**values))
-
-    def kill(record: dict[str, Any], metrics: object) -> None:
-        if record["round"] == 10:
-            raise Killed
-    with pytest.raises(Killed):
-        run_job(directory, on_round=kill)
-    assert run_job(RunDirectory.open(directory.path))
-    for file in ("rounds.jsonl", "metrics.jsonl"):
-        assert records(directory.path, file) == records(whole, file)
+    same_records(run_killed_and_resumed(job(**values), 10), run(job(**values)))
 
 
 def test_clients_with_wrong_labels_are_filtered_out_more_often(job: MakeJob) -> None:

@@ -18,7 +18,7 @@ from selector_worlds import five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, draw
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 
 
@@ -224,7 +224,7 @@ def test_seats_by_hand() -> None:
 def test_draws_are_successive_and_proportional() -> None:
     # Weights 1 2 3. First: w/6. The pair (2, then 1): 3/6 * 2/3 = 1/3; (0, then 2): 1/6 * 3/5 = 1/10.
     s, n = make(table(3)), 6000
-    pairs = [tuple(s._draw(np.array([1.0, 2.0, 3.0]), 2).tolist()) for _ in range(n)]
+    pairs = [tuple(draw(np.array([1.0, 2.0, 3.0]), 2, s.rng).tolist()) for _ in range(n)]
     for i, p in enumerate([1 / 6, 2 / 6, 3 / 6]):
         assert abs(sum(first == i for first, _ in pairs) - n * p) < five_sigma(n, p)
     assert abs(pairs.count((2, 1)) - n / 3) < five_sigma(n, 1 / 3)
@@ -233,7 +233,7 @@ def test_draws_are_successive_and_proportional() -> None:
 
 def test_weight_zero_comes_last_and_in_random_order() -> None:
     s, n = make(table(4)), 1000
-    draws = [s._draw(np.array([0.0, 1e-300, 0.0, 5.0]), 3).tolist() for _ in range(n)]
+    draws = [draw(np.array([0.0, 1e-300, 0.0, 5.0]), 3, s.rng).tolist() for _ in range(n)]
     assert all(draw[:2] == [3, 1] for draw in draws)
     assert abs(sum(draw[2] == 0 for draw in draws) - n / 2) < five_sigma(n, 0.5)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import records
+from conftest import Killed, records
 
 from fedsuv_plugin.config import Job
 from fedsuv_plugin.errors import UserError
@@ -26,10 +26,6 @@ def uninterrupted(job: Job) -> dict[str, list[dict[str, object]]]:
     directory = RunDirectory.create(job)
     assert run_job(directory)
     return {file: records(directory.path, file) for file in FILES}
-
-
-class Killed(BaseException):
-    """Stands for kill -9 within one process: nothing of the job gets to clean up what it was writing."""
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, round_number: int, torn: bool) -> None:

@@ -212,15 +212,15 @@ class Oort(Selector):
         place = max(len(rows) - 1 - seats, 0)  # ascending place of the first that would be left out
         near = np.flatnonzero(score >= self.params.cut_off_util * np.partition(score, place)[place])
         if len(near) <= 10 * seats:
-            near = self._best(score, 10 * seats + 1)
-        return rows[near[self._draw(score[near], seats)]]
+            near = best(score, 10 * seats + 1, self.rng)
+        return rows[near[draw(score[near], seats, self.rng)]]
 
     def _explore(self, rows: np.ndarray, reward: np.ndarray, seats: int) -> np.ndarray:
         """Draw new clients by size and speed among `sample_window` times the seats."""
         seats = min(seats, len(rows))
         value = self._punish_slow(rows, reward[rows])
-        window = self._best(value, int(self.params.sample_window * seats))
-        return rows[window[self._draw(value[window], seats)]]
+        window = best(value, int(self.params.sample_window * seats), self.rng)
+        return rows[window[draw(value[window], seats, self.rng)]]
 
     def _fill_up(self, explored: np.ndarray, blacklisted: np.ndarray, seats: int) -> np.ndarray:
         """The explored clients left over, highest score first, the blacklisted after all others. No unexplored one is
@@ -229,14 +229,8 @@ class Oort(Selector):
             return explored[:0]
         rest = explored[~np.isin(explored, self.exploited)]
         allowed, last = rest[~blacklisted[rest]], rest[blacklisted[rest]]
-        allowed = allowed[self._best(self.score[allowed], seats)]
-        return np.concatenate([allowed, last[self._best(self.score[last], seats - len(allowed))]])
-
-    def _draw(self, weights: np.ndarray, size: int) -> np.ndarray:
-        return draw(weights, size, self.rng)
-
-    def _best(self, scores: np.ndarray, k: int) -> np.ndarray:
-        return best(scores, k, self.rng) if k > 0 else np.empty(0, np.int64)
+        allowed = allowed[best(self.score[allowed], seats, self.rng)]
+        return np.concatenate([allowed, last[best(self.score[last], seats - len(allowed), self.rng)]])
 
     def update(self, outcome: RoundOutcome) -> None:
         rows, valid = outcome.rows, outcome.valid
