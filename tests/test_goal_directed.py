@@ -194,10 +194,10 @@ def test_100000_clients_in_milliseconds_and_little_memory() -> None:
     world = noisy(n, 0)
     one_round(s, 1, k, world)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()  # this process's own time: other work on the machine does not count
     for t in range(2, 102):
         one_round(s, t, k, world)
-    seconds = (time.perf_counter() - started) / 100
+    seconds = (time.process_time() - started) / 100
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # A pass over the clients takes a few milliseconds, more under tracemalloc; C(100000, 20) arms would never end.

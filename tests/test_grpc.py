@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -127,16 +126,14 @@ def test_what_is_no_pickle(data: bytes) -> None:
         safe_pickle.loads(data)
 
 
-def test_an_executor_gets_its_event_the_moment_there_is_one(server: tuple[PluginAggregator, GrpcChannel]) -> None:
-    """No polling: FedScale's executor asks once a second, so an event waits for half a second on average. Here
-    twenty events in a row, each sent when the executor is already waiting, take less than one such second."""
+def test_an_executor_waits_for_its_event_and_does_not_poll(server: tuple[PluginAggregator, GrpcChannel]) -> None:
+    """FedScale's executor asks once a second and is mostly told "nothing yet". Ours asks once and the answer is the
+    event, also when it comes only after the question: twenty events, twenty calls, none of them answered empty."""
     aggregator, channel = server
-    channel.register("1", {"size": np.array([5])}, timeout=5)
-    started = time.monotonic()
+    channel.register("1", {"size": np.array([5])}, timeout=60)
     for _ in range(20):
         threading.Timer(0.01, aggregator._tell, [commons.MODEL_TEST]).start()
         assert channel.ping("1").name == commons.MODEL_TEST
-    assert time.monotonic() - started < 1.0
     assert "time.sleep(1)" in inspect.getsource(Executor.event_monitor)
     assert "time.sleep" not in inspect.getsource(PluginAggregator)
 
@@ -197,7 +194,7 @@ def test_a_call_to_work_that_others_did_is_not_answered_with_the_next_work(
     model before it gets a task of the new round."""
     aggregator, channel = server
     for executor in ("1", "2"):
-        channel.register(executor, {"size": np.array([5, 5])}, timeout=5)
+        channel.register(executor, {"size": np.array([5, 5])}, timeout=60)
     for _ in range(2):
         aggregator._task_meta = {"task_config": {}}
         aggregator._publish_model()
@@ -213,7 +210,7 @@ def test_a_call_to_work_that_others_did_is_not_answered_with_the_next_work(
 
 def test_a_completion_carries_an_error(server: tuple[PluginAggregator, GrpcChannel]) -> None:
     aggregator, channel = server
-    channel.register("1", {"size": np.array([5])}, timeout=5)
+    channel.register("1", {"size": np.array([5])}, timeout=60)
     aggregator._tell(commons.MODEL_TEST)
     channel.complete("1", Completion(1, commons.CLIENT_TRAIN, None, "out of memory"))
     with pytest.raises(JobFailed, match="executor 1 failed: out of memory"):
@@ -250,7 +247,7 @@ def test_the_command_lines_of_fedscales_driver_run_the_job(tmp_path: Path) -> No
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                  for command in (aggregator, *executors)]
     for process in processes:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     path = tmp_path / "cluster" / "quickstart" / "1118_120000"
     here = RunDirectory.create(load_job(config, {"rounds": 5, "log_path": str(tmp_path / "here")}))

@@ -87,13 +87,13 @@ def start(job: Job, *words: str) -> subprocess.Popen[str]:
 
 def wait_for_rounds(job: Job, n: int) -> Path:
     """The job's run directory, once n rounds stand in it."""
-    parent, deadline = Path(job.config.log_path) / job.config.job_name, time.monotonic() + 60
+    parent, deadline = Path(job.config.log_path) / job.config.job_name, time.monotonic() + 300
     while time.monotonic() < deadline:
         for path in parent.glob("*/rounds.jsonl"):
             if path.read_text().count("\n") >= n:
                 return path.parent
         time.sleep(0.01)
-    raise AssertionError(f"no {n} rounds within a minute")
+    raise AssertionError(f"no {n} rounds within five minutes")
 
 
 @pytest.mark.parametrize("launcher", ["loopback", "processes"])
@@ -106,7 +106,7 @@ def test_kill_dash_nine_and_resume(job: MakeJob, launcher: str) -> None:
     kept = records_up_to_the_tear(path)
     assert 50 <= kept < 400
     resumed = start(small, "--resume", str(path), "--launcher", launcher)
-    out, err = resumed.communicate(timeout=120)
+    out, err = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, err
     assert {file: records(path, file) for file in FILES} == uninterrupted(
         small.with_values(log_path=small.config.log_path + "2"))
@@ -121,7 +121,7 @@ def test_ctrl_c_finishes_the_round_writes_a_checkpoint_and_says_how_to_go_on(job
     process = start(small)
     path = wait_for_rounds(small, 20)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert f"resume with: fedsuv run --resume {path}" in err
     assert "Traceback" not in err
