@@ -78,14 +78,15 @@ class JobConfig(Params):
     data_set: str = param("digits", "data set [FedScale: cifar10]")
     data_dir: str | None = param(None, "folder of the data set; none: $FEDSUV_DATA/<data set>")
     data_map_file: str | None = param(None, "CSV that says who owns which sample; none: `partition` decides")
-    num_clients: int | None = param(None, "clients; none: 100, or all of the map file", low=1)
-    partition: str = param("iid", "how samples are shared out: iid, dirichlet or shards")
+    num_clients: int | None = param(None, "clients; none: 100, or all of the map file or of partition: natural", low=1)
+    partition: str = param("iid", "how samples are shared out: iid, dirichlet, shards or natural, to the writers, "
+                           "speakers or roles they come from (num_clients keeps so many of them at random)")
     partition_alpha: float = param(0.5, "concentration of partition: dirichlet; small is non-iid", above=0)
     shards_per_client: int = param(2, "pieces of one label each that a client gets with partition: shards", low=1)
     label_noise_clients: float = param(
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)
-    raw_pixels: bool = param(False, "pixels as they come, 0 to 255, instead of normalised (Mnist, fmnist)")
+    raw_pixels: bool = param(False, "pixels as they come, 0 to 255, instead of normalised (data sets of images)")
     synthetic_samples: int = param(2000, "training samples of data_set: synthetic", low=1)
     synthetic_dim: int = param(20, "dimension of data_set: synthetic", low=1)
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)

@@ -66,9 +66,10 @@ def loads(data: bytes) -> Any:
     return load(io.BytesIO(data))
 
 
-def load(file: BinaryIO) -> Any:
+def load(file: BinaryIO, encoding: str = "ASCII") -> Any:
+    """`encoding` is that of the texts in pickles of Python 2; numpy arrays in them need latin1."""
     try:
-        return _Unpickler(file).load()
+        return _Unpickler(file, encoding=encoding).load()
     except UnsafePickle:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything

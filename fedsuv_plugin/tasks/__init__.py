@@ -12,12 +12,13 @@ from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.randomness import stream, torch_seed
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
 from fedsuv_plugin.tasks.models import build_model
-from fedsuv_plugin.tasks.partitions import Partition, from_map_file, partition
+from fedsuv_plugin.tasks.partitions import PARTITIONS, Partition, from_map_file, natural, partition
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config import JobConfig
 
 DEFAULT_CLIENTS = 100
+NATURAL = "natural"  # the partition that comes with the data set
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FederatedData:
         self._device = device
         splits = self._set.load()
         self._x, self._y = splits.train_x, splits.train_y.clone()
-        self._clients = _partition(config, splits.train_y.numpy(), public)
+        self._clients = _partition(config, splits.train_y.numpy(), splits.owner, public)
         for client in noisy_clients(config, len(self._clients)):  # the labels these clients believe in
             own = self._own(client)
             self._y[own] = (self._y[own] + 1) % self._set.classes
@@ -81,16 +82,28 @@ class FederatedData:
         return Samples(self._set.prepare(x[rows]).to(self._device), y[rows].to(self._device))
 
 
-def _partition(config: JobConfig, labels: np.ndarray, public: float) -> Partition:
+def _partition(config: JobConfig, labels: np.ndarray, owner: np.ndarray | None, public: float) -> Partition:
     """Who owns which training sample, once the server has taken its public share."""
-    taken = _public_rows(config, len(labels), public)
-    if config.data_map_file is not None:  # which is about all samples, in the data set's order
+    schemes = sorted([*PARTITIONS.names(), NATURAL])
+    require(config.partition in schemes, "partition", f"one of {', '.join(schemes)}", config.partition)
+    taken, rng = _public_rows(config, len(labels), public), stream(config.seed, "partition")
+    if config.data_map_file is not None or config.partition == NATURAL:  # which are about all samples
+        whole = natural(_known(config, owner), config.num_clients, rng) if config.data_map_file is None \
+            else from_map_file(config.data_map_file, labels, config.num_clients)
         numbers = np.arange(len(labels))
         numbers[taken] = -1
-        return from_map_file(config.data_map_file, labels, config.num_clients).renumbered(numbers)
+        return whole.renumbered(numbers)
     left = np.delete(np.arange(len(labels)), taken)
     return partition(labels[left], config.partition, config.num_clients or DEFAULT_CLIENTS, config.partition_alpha,
-                     stream(config.seed, "partition"), config.shards_per_client).renumbered(left)
+                     rng, config.shards_per_client).renumbered(left)
+
+
+def _known(config: JobConfig, owner: np.ndarray | None) -> np.ndarray:
+    if owner is None:
+        some = ", ".join(f"{name} ({DATASETS[name].clients})" for name in DATASETS.names() if DATASETS[name].clients)
+        raise UserError(f"partition: natural: this {config.data_set} does not say whose its samples are; expected "
+                        f"another partition, or one of {some}")
+    return owner
 
 
 def _public_rows(config: JobConfig, n: int, share: float) -> np.ndarray:
@@ -127,7 +140,7 @@ def initial_model(config: JobConfig) -> torch.nn.Module:
     spec = data_set(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "model"))
-        return build_model(config, spec.shape, spec.classes)
+        return build_model(config, spec.shape, spec.classes, spec.dtype)
 
 
 def kbit(model: torch.nn.Module) -> float:

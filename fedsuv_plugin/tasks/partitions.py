@@ -108,6 +108,17 @@ def partition(labels: np.ndarray, scheme: str, n: int, alpha: float, rng: np.ran
     return by_owner(PARTITIONS[scheme](labels, n, Skew(alpha, shards_per_client), rng), n)
 
 
+def natural(owner: np.ndarray, n: int | None, rng: np.random.Generator) -> Partition:
+    """The owners that the data set names, (m,) 0, 1, ..., as clients; n fewer than there are keeps n at random."""
+    known = int(owner.max()) + 1
+    n = known if n is None else n
+    if n > known:
+        raise UserError(f"num_clients: expected at most {known}, the natural clients of the data set, got {n}")
+    number = np.full(known, -1)
+    number[np.sort(rng.permutation(known)[:n])] = np.arange(n)
+    return by_owner(number[owner], n)
+
+
 def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     """FedScale's `data_map_file`: a CSV with a header, one row per training sample in the data set's order; the first
     column names the client, the last the label. Clients are numbered as they appear; n keeps the first n of them."""

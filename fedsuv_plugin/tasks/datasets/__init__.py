@@ -4,11 +4,15 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from fedsuv_plugin.catalogue import Catalogue
+from fedsuv_plugin.tasks.files import data_folder
+from fedsuv_plugin.tasks.sources import Source
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config import JobConfig
@@ -22,6 +26,7 @@ class Splits:
     train_y: torch.Tensor
     test_x: torch.Tensor
     test_y: torch.Tensor
+    owner: np.ndarray | None = None  # (training samples,) int64: whose each is, 0, 1, ...; none: nobody knows
 
 
 class DataSet(ABC):
@@ -29,6 +34,10 @@ class DataSet(ABC):
 
     shape: tuple[int, ...]  # of one prepared input
     classes: int
+    dtype: ClassVar[torch.dtype] = torch.float32  # of prepared inputs
+    folder: ClassVar[str] = ""          # its default place below $FEDSUV_DATA; "": nothing is read from disk
+    clients: ClassVar[str] = ""         # who its natural clients are; "": it has none
+    source: ClassVar[Source | None] = None
 
     def __init__(self, config: JobConfig):
         self.config = config
@@ -37,8 +46,24 @@ class DataSet(ABC):
     def load(self) -> Splits: ...
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs as float32, normalised. Called on one client's samples at a time, so the whole set stays compact."""
+        """Inputs as `dtype`, normalised. Called on one client's samples at a time, so the whole set stays compact."""
         return x.float()
+
+    def root(self) -> Path:
+        return data_folder(self.config.data_dir, self.folder)
+
+
+class Images(DataSet):
+    """Images of unsigned bytes (n, channels, height, width), normalised by each channel's mean and deviation."""
+
+    mean: ClassVar[tuple[float, ...]]
+    std: ClassVar[tuple[float, ...]]
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        if self.config.raw_pixels:
+            return x.float()
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return x.float().div_(255).sub_(mean).div_(std)
 
 
 DATASETS: Catalogue[type[DataSet]] = Catalogue("data_set")

@@ -2,57 +2,74 @@
 
 Source: Y. LeCun, C. Cortes, C. J. C. Burges. "The MNIST database of handwritten digits."
 `data_dir` defaults to $FEDSUV_DATA/mnist.
+
+MNIST itself does not say who wrote a digit. Where a FedScale client map does (<data_dir>/client_data_mapping/train.csv,
+one row per training image in the official order; writers are known from QMNIST), the writers are natural clients.
 """
 from __future__ import annotations
 
 import gzip
-import os
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.tasks.datasets import DATASETS, DataSet, Splits
+from fedsuv_plugin.tasks.datasets import DATASETS, Images, Splits
+from fedsuv_plugin.tasks.files import CLIENT_MAP, missing, numbered, read_client_map
+from fedsuv_plugin.tasks.sources import Download, Source
+
+
+def idx_source(about: str, urls: tuple[str, ...], raw: str, md5: tuple[str, ...]) -> Source:
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    return Source(about, tuple(Download(tuple(url + name for url in urls), f"{raw}/{name}", f"md5:{digest}")
+                               for name, digest in zip(names, md5, strict=True)))
 
 
 @DATASETS.add("Mnist")
-class Mnist(DataSet):
+class Mnist(Images):
     shape, classes = (1, 28, 28), 10
-    folder, raw = "mnist", "MNIST/raw"  # below $FEDSUV_DATA; below data_dir
-    mean, std = 0.1307, 0.3081
+    folder, raw = "mnist", "MNIST/raw"
+    clients = "writers, with a client map"
+    mean, std = (0.1307,), (0.3081,)
+    source = idx_source(
+        "yann.lecun.com/exdb/mnist", ("https://ossci-datasets.s3.amazonaws.com/mnist/",
+                                      "http://yann.lecun.com/exdb/mnist/"), raw,
+        ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+         "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"))
 
     def load(self) -> Splits:
-        raw = data_folder(self.config.data_dir, self.folder) / self.raw
+        raw = self.root() / self.raw
         parts = [read_idx(raw / f"{part}-{kind}-ubyte")
                  for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
         train_x, train_y, test_x, test_y = (torch.from_numpy(part) for part in parts)
-        return Splits(train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long())
+        return Splits(train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long(),
+                      self._owner(parts[1]))
 
-    def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float() if self.config.raw_pixels else x.float().div_(255).sub_(self.mean).div_(self.std)
-
-
-def data_folder(data_dir: str | None, name: str) -> Path:
-    """The folder a data set is read from: the job's `data_dir`, else <FEDSUV_DATA>/<name>."""
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
-    if root := os.environ.get("FEDSUV_DATA"):
-        return Path(root) / name
-    raise UserError(f"data_dir: this data set is read from disk; set data_dir to its folder, or the environment "
-                    f"variable FEDSUV_DATA to a folder that holds {name}/")
+    def _owner(self, labels: np.ndarray) -> np.ndarray | None:
+        file = self.root() / CLIENT_MAP.format(part="train")
+        if self.config.partition != "natural" or not self.clients or not file.is_file():
+            return None  # a map that nobody asked for may be of any kind, e.g. of some of the images
+        of = read_client_map(file, self.classes)
+        if not np.array_equal(of.labels, labels):
+            raise UserError(f"data_dir: {file}: expected the labels of the {len(labels)} training images, in their "
+                            "order; the map belongs to other data")
+        return numbered(of.clients)
 
 
 def read_idx(path: Path) -> np.ndarray:
     """An IDX file of unsigned bytes, packed with gzip or not."""
     packed = path.with_name(path.name + ".gz")
-    if path.is_file():
-        content = path.read_bytes()
-    elif packed.is_file():
-        content = gzip.decompress(packed.read_bytes())
-    else:
-        raise UserError(f"data_dir: no such file: {path} (nor {packed.name})")
-    header = np.frombuffer(content, ">u4", count=1 + content[3])
-    if content[:3] != b"\0\0\x08" or len(content) != 4 * len(header) + header[1:].prod(dtype=np.int64):
+    try:
+        content = path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+    except FileNotFoundError:
+        raise missing(f"{path} (nor {packed.name})") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"data_dir: {packed}: not a complete gzip file ({error})") from None
+    dimensions = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
+    shape = np.frombuffer(content[4:4 + 4 * dimensions], ">u4") if len(content) >= 4 + 4 * dimensions else np.zeros(0)
+    if not dimensions or len(shape) != dimensions or \
+            len(content) != 4 + 4 * dimensions + shape.prod(dtype=np.int64):
         raise UserError(f"data_dir: {path}: not a complete IDX file of unsigned bytes")
-    return np.frombuffer(content, np.uint8, offset=4 * len(header)).reshape(header[1:]).copy()
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()

@@ -18,7 +18,8 @@ MODELS: Catalogue[Build] = Catalogue("model")
 MODELS.discover(sys.modules[__name__])
 
 
-def build_model(config: JobConfig, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+def build_model(config: JobConfig, shape: tuple[int, ...], classes: int,
+                dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """The job's model, checked on two blank inputs, so that one that does not fit its data says so at once."""
     from fedsuv_plugin.tasks.models.torchvision_zoo import build_torchvision, torchvision_names
 
@@ -29,7 +30,7 @@ def build_model(config: JobConfig, shape: tuple[int, ...], classes: int) -> torc
     model = build(config, shape, classes)
     try:
         with torch.no_grad():
-            fits = model.eval()(torch.zeros(2, *shape)).shape == (2, classes)
+            fits = model.eval()(torch.zeros(2, *shape, dtype=dtype)).shape == (2, classes)
     except Exception as error:  # whatever a layer raises on inputs it cannot take
         raise UserError(f"model: {config.model} does not take inputs of shape {shape}: {error}") from error
     if not fits:
