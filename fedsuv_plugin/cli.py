@@ -1,4 +1,4 @@
-"""The command line: `fedsuv run`, `selectors`, `traces`, `replay`."""
+"""The command line: `fedsuv run`, `selectors`, `traces`, `data`, `replay`."""
 from __future__ import annotations
 
 import argparse
@@ -41,7 +41,8 @@ examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser(words).parse_args(words)
     try:
         return args.run(args) or 0
     except UserError as error:
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedsuv", description="Client selection for FedScale jobs: run them, swap the selector by one key.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -82,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     selectors.add_argument("--json", action="store_true", help="the same for programs")
     selectors.set_defaults(run=_selectors)
     traces.register(commands)
+    if "data" in words:  # torch and the data sets take seconds to import: only for the command that needs them
+        from fedsuv_plugin.tasks import commands as data
+
+        data.register(commands)
+    else:
+        commands.add_parser("data", help="list, fetch and check data sets")
     replay = commands.add_parser("replay", help="run a published experiment again", description=REPLAY_HELP,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     replay.add_argument("name", nargs="?", help="the experiment; none: list them")
