@@ -1,6 +1,7 @@
 """Data sets read from disk, in the formats of their official distributions, and the clients they come with."""
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from fedsuv_plugin.tasks import FederatedData, initial_model
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
 from fedsuv_plugin.tasks.datasets import google_speech as speech
 from fedsuv_plugin.tasks.datasets import shakespeare as plays
+from fedsuv_plugin.tasks.datasets.mnist import read_idx
 from fedsuv_plugin.tasks.files import cached, numbered
 from fedsuv_plugin.tasks.models import MODELS
 from fedsuv_plugin.tasks.partitions import natural
@@ -544,6 +546,17 @@ def test_real_mnist_has_its_writers_for_clients(job: MakeJob, data_root: Path) -
                          for keys in ({"partition": "natural"}, {"data_map_file": str(file)}))
     assert np.array_equal(by_writer.getSize()["size"], by_map.getSize()["size"])
     assert torch.equal(by_writer.training(539).x, by_map.training(539).x)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x08", b"\0\0\x08\3\0\0", b"\0\0\x08\0", b"<html>an error page</html>"])
+def test_idx_files_that_are_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(UserError, match="a: not a complete IDX file"):
+        read_idx(tmp_path / "a")
+    for packed in (content, gzip.compress(bytes(1000))[:-4]):
+        (tmp_path / "b.gz").write_bytes(packed)
+        with pytest.raises(UserError, match=r"b(\.gz)?: not a complete (gzip|IDX) file"):
+            read_idx(tmp_path / "b")
 
 
 def test_a_map_of_other_images_gives_no_writers(job: MakeJob, tmp_path: Path, data_root: Path) -> None:

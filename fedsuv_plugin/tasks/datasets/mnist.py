@@ -9,6 +9,7 @@ one row per training image in the official order; writers are known from QMNIST)
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def read_idx(path: Path) -> np.ndarray:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"data_dir: {packed}: not a complete gzip file ({error})") from None
     dimensions = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
-    shape = np.frombuffer(content[4:4 + 4 * dimensions], ">u4") if len(content) >= 4 + 4 * dimensions else np.zeros(0)
-    if not dimensions or len(shape) != dimensions or \
-            len(content) != 4 + 4 * dimensions + shape.prod(dtype=np.int64):
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[i:i + 4], "big") for i in range(4, start, 4)]
+    if not dimensions or len(content) != start + math.prod(shape):
         raise UserError(f"data_dir: {path}: not a complete IDX file of unsigned bytes")
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
