@@ -1,4 +1,4 @@
-"""The command line: `fedsuv run`, `selectors`, `traces`, `replay`."""
+"""The command line: `fedsuv run`, `selectors`, `traces`, `data`, `replay`."""
 from __future__ import annotations
 
 import argparse
@@ -41,7 +41,8 @@ examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(data="data" in argv).parse_args(argv)
     try:
         return args.run(args) or 0
     except UserError as error:
@@ -57,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(data: bool = False) -> argparse.ArgumentParser:
+    """The whole command line; what is below `data` only where it is called for."""
     parser = argparse.ArgumentParser(
         prog="fedsuv", description="Client selection for FedScale jobs: run them, swap the selector by one key.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     selectors.add_argument("--json", action="store_true", help="the same for programs")
     selectors.set_defaults(run=_selectors)
     traces.register(commands)
+    _register_data(commands, data)
     replay = commands.add_parser("replay", help="run a published experiment again", description=REPLAY_HELP,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     replay.add_argument("name", nargs="?", help="the experiment; none: list them")
@@ -90,6 +93,16 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("-o", "--output", metavar="DIR", help="folder for the report (runs/replays/<name>)")
     replay.set_defaults(run=_replay)
     return parser
+
+
+def _register_data(commands: Any, wanted: bool) -> None:
+    """`fedsuv data`. Its module brings torch along, which takes seconds to import."""
+    if wanted:
+        from fedsuv_plugin.tasks import commands as data
+
+        data.register(commands)
+    else:
+        commands.add_parser("data", help="see how a job's samples are shared out")
 
 
 # ---- run

@@ -79,9 +79,18 @@ class JobConfig(Params):
     data_dir: str | None = param(None, "folder of the data set; none: $FEDSUV_DATA/<data set>")
     data_map_file: str | None = param(None, "CSV that says who owns which sample; none: `partition` decides")
     num_clients: int | None = param(None, "clients; none: 100, or all of the map file", low=1)
-    partition: str = param("iid", "how samples are shared out: iid, dirichlet or shards")
-    partition_alpha: float = param(0.5, "concentration of partition: dirichlet; small is non-iid", above=0)
+    partition: str = param("iid", "how samples are shared out: iid, dirichlet, dirichlet_qp or shards; `fedsuv data "
+                           "partition` shows and exports it")
+    partition_alpha: float = param(
+        0.5, "concentration of partition: dirichlet (of each class over the clients) and dirichlet_qp (of a client's "
+        "labels around those of all: GPFL's zeta); small is non-iid", above=0)
     shards_per_client: int = param(2, "pieces of one label each that a client gets with partition: shards", low=1)
+    data_fraction: float = param(
+        1.0, "share of the training samples that is used at all, the same of every label, drawn from the seed",
+        above=0, high=1)
+    test_samples: int | None = param(
+        None, "at most so many test samples, drawn from the seed; none: all. interview_fraction is a share of these",
+        low=1)
     label_noise_clients: float = param(
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)

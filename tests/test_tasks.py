@@ -114,7 +114,7 @@ def test_prepared_inputs_have_the_shape_the_server_expects(job: MakeJob, name: s
 def test_unknown_names_list_the_known_ones(job: MakeJob) -> None:
     with pytest.raises(UserError, match="data_set: expected one of Mnist, digits, .*, got 'mnist'"):
         FederatedData(job(data_set="mnist").config, CPU)
-    with pytest.raises(UserError, match="partition: expected one of dirichlet, iid, shards, got 'dir'"):
+    with pytest.raises(UserError, match="partition: expected one of dirichlet, .*shards, got 'dir'"):
         FederatedData(job(partition="dir").config, CPU)
 
 
