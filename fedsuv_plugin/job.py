@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedsuv_plugin import registry
@@ -19,6 +20,7 @@ from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors.base import INTERVIEW_ACCURACY, OPINIONS, PUBLIC_LOSS
+from fedsuv_plugin.tasks import FederatedData
 
 if TYPE_CHECKING:
     from fedsuv_plugin.engine.aggregator import PluginAggregator
@@ -49,6 +51,14 @@ def kept_shares(job: Job) -> dict[str, float]:
     if job.config.public_data_set is not None:
         kept["public_fraction"] = 0.0  # the clients keep what is theirs
     return kept
+
+
+def training_sizes(job: Job) -> np.ndarray:
+    """How many samples each client of a job trains on; loads its data."""
+    kept = kept_shares(job)
+    data = FederatedData(job.config, torch.device("cpu"), kept["holdout_fraction"], kept["interview_fraction"],
+                         kept["public_fraction"])
+    return data.getSize()["size"]
 
 
 def run_job(run: RunDirectory, launcher: str = "loopback", executors: int = 1,
