@@ -124,7 +124,7 @@ def test_the_lstm_scores_what_follows_the_last_character() -> None:
 @pytest.mark.parametrize(("name", "shape", "message"), [
     ("char_lstm", (1, 8, 8), "a data set of character sequences for char_lstm"),
     ("gpfl_cnn", (80,), "a data set of images for gpfl_cnn"), ("resnet18", (80,), "a data set of images for resnet18"),
-    ("gpfl_cnn", (1, 4, 4), "gpfl_cnn does not take inputs of shape")])
+    ("gpfl_cnn", (1, 4, 4), "expected images from 8 x 8 up for gpfl_cnn")])
 def test_data_that_does_not_fit(name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(name, shape, 10)

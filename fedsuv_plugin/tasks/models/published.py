@@ -45,6 +45,8 @@ def _convolutions(config: JobConfig, shape: tuple[int, ...], classes: int, kerne
     """Padded convolutions, each with ReLU and halved by max-pooling, then a dense layer."""
     require(len(shape) == 3, "model", f"a data set of images for {config.model}", shape)
     channels, height, breadth = shape
+    least = 2 ** len(kernels)
+    require(min(height, breadth) >= least, "model", f"images from {least} x {least} up for {config.model}", shape)
     layers: list[nn.Module] = []
     for n in kernels:
         layers += [nn.Conv2d(channels, n, width, padding=width // 2), nn.ReLU(), nn.MaxPool2d(2)]
