@@ -88,7 +88,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 
         data.register(commands)
     else:
-        commands.add_parser("data", help="list, fetch and check data sets")
+        commands.add_parser("data", help="list, fetch, check and share out data sets")
     replay = commands.add_parser("replay", help="run a published experiment again", description=REPLAY_HELP,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     replay.add_argument("name", nargs="?", help="the experiment; none: list them")

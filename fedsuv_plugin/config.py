@@ -70,6 +70,10 @@ class JobConfig(Params):
     device_conf_file: str | None = param(None, "device speeds; none: equal devices [FedScale: /tmp/client.cfg]")
     device_avail_file: str | None = param(None, "who is online when; none: always online")
     round_deadline: float | None = param(None, "seconds a round may last; none: FedScale's overcommitment", above=0)
+    available_clients: int | None = param(
+        None, "clients that are there at all, drawn from the seed every available_every rounds for any selector; "
+        "who of them is online device_avail_file says. none: everyone", low=1)
+    available_every: int = param(5, "rounds until available_clients are drawn again", low=1)
     upload_success: float = param(1.0, "chance that a participant's update reaches the server; a lost one counts as "
                                   "having missed the round", low=0, high=1)
     duration_jitter: float = param(0.1, "sigma of the log-normal fluctuation of a client's time; 0: none", low=0)
@@ -79,10 +83,19 @@ class JobConfig(Params):
     data_dir: str | None = param(None, "folder of the data set; none: $FEDSUV_DATA/<data set>")
     data_map_file: str | None = param(None, "CSV that says who owns which sample; none: `partition` decides")
     num_clients: int | None = param(None, "clients; none: 100, or all of the map file or of partition: natural", low=1)
-    partition: str = param("iid", "how samples are shared out: iid, dirichlet, shards or natural, to the writers, "
-                           "speakers or roles they come from (num_clients keeps so many of them at random)")
-    partition_alpha: float = param(0.5, "concentration of partition: dirichlet; small is non-iid", above=0)
+    partition: str = param("iid", "how samples are shared out: iid, dirichlet, dirichlet_qp, shards, or natural, to "
+                           "the writers, speakers or roles they come from (num_clients keeps so many at random); "
+                           "`fedsuv data partition` shows and exports it")
+    partition_alpha: float = param(
+        0.5, "concentration of partition: dirichlet (of each class over the clients) and dirichlet_qp (of a client's "
+        "labels around those of all: GPFL's zeta); small is non-iid", above=0)
     shards_per_client: int = param(2, "pieces of one label each that a client gets with partition: shards", low=1)
+    data_fraction: float = param(
+        1.0, "share of the training samples that is used at all, the same of every label, drawn from the seed",
+        above=0, high=1)
+    test_samples: int | None = param(
+        None, "at most so many test samples, drawn from the seed; none: all. interview_fraction is a share of these",
+        low=1)
     label_noise_clients: float = param(
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)
@@ -92,10 +105,17 @@ class JobConfig(Params):
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)
 
     # model and training
-    model: str = param("mlp", "model: lr, svm, mlp, cnn or a torchvision classifier [FedScale: shufflenet_v2_x2_0]")
+    model: str = param("mlp", "model: lr, svm, mlp, cnn, gpfl_cnn, filfl_cnn, pczfl_cnn, char_lstm or a torchvision "
+                       "classifier, of which ResNets, MobileNet-V2 and ShuffleNet-V2 are fitted to images of up to 64 "
+                       "pixels [FedScale: shufflenet_v2_x2_0]")
     mlp_hidden: str = param("64,30", "widths of the hidden layers of model: mlp")
-    local_steps: int = param(20, "gradient steps per participation", low=1)
-    batch_size: int = param(30, "samples per step; a client that has fewer uses what it has", low=1)
+    local_steps: int = param(20, "gradient steps per participation, each of a whole batch; what an epoch leaves over "
+                             "is dropped, as FedScale does. Without effect if local_epochs is set", low=1)
+    local_epochs: int | None = param(
+        None, "epochs per participation: every sample of the client once in each, the last batch as small as it comes; "
+        "a client's computing time is then that of its own samples. none: local_steps", low=1)
+    batch_size: int = param(30, "samples per step; a client that has fewer uses what it has. A batch of one sample is "
+                            "normalised by BatchNorm's running statistics and leaves them as they are", low=1)
     test_bsz: int = param(128, "samples per step of evaluation", low=1)
     learning_rate: float = param(5e-2, "of the clients' SGD", above=0)
     min_learning_rate: float = param(5e-5, "where its decay stops", low=0)
@@ -106,7 +126,9 @@ class JobConfig(Params):
     loss_decay: float = param(0.2, "weight of the newest batch in the moving training loss", low=0, high=1)
     gradient_policy: str | None = param(None, "none: FedAvg; fed-prox, fed-yogi, q-fedavg",
                                         choices=("fed-avg", "fed-prox", "fed-yogi", "q-fedavg"))
-    aggregation_weights: str = param("equal", "a client's weight in the average", choices=("equal", "samples"))
+    aggregation_weights: str = param(
+        "equal", "a client's weight in the average, of its parameters and of its BatchNorm statistics",
+        choices=("equal", "samples"))
     proxy_mu: float = param(0.1, "strength of fed-prox; 0 is FedAvg", low=0)
     yogi_eta: float = param(3e-3, "server learning rate of fed-yogi", above=0)
     yogi_tau: float = param(1e-8, "adaptivity of fed-yogi", above=0)

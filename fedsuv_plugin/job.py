@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedsuv_plugin import registry
@@ -19,6 +20,7 @@ from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors.base import INTERVIEW_ACCURACY, OPINIONS, PUBLIC_LOSS
+from fedsuv_plugin.tasks import FederatedData
 
 if TYPE_CHECKING:
     from fedsuv_plugin.engine.aggregator import PluginAggregator
@@ -34,15 +36,29 @@ def fedscale_args(job: Job, place: Place, events: Path | None = None) -> Namespa
     config = job.config
     if config.use_cuda and place.this_rank > 0 and not torch.cuda.is_available():  # rank 0, the aggregator, needs none
         raise UserError("use_cuda: expected false on a machine without a usable GPU, got True")
-    needs = registry.required(config.sample_mode, job.params_of)
-    kept = {key: share * (need in needs) if getattr(config, key) is None else getattr(config, key)
-            for key, (need, share) in KEPT_WHEN_NEEDED.items()}
-    if config.public_data_set is not None:
-        kept["public_fraction"] = 0.0  # the clients keep what is theirs
     return fedscale_env.set_args({
-        **job.extra, **asdict(config), **asdict(place), **kept, "ps_port": str(config.ps_port), "needs": needs,
+        **job.extra, **asdict(config), **asdict(place), **kept_shares(job), "ps_port": str(config.ps_port),
+        "needs": registry.required(config.sample_mode, job.params_of),
         "event_dir": str(events) if events else "",
         **{f"{name}.{key}": value for name, params in job.selector_params.items() for key, value in params.items()}})
+
+
+def kept_shares(job: Job) -> dict[str, float]:
+    """The shares of the data that are kept from training, as the job says or the selector needs them."""
+    needs = registry.required(job.config.sample_mode, job.params_of)
+    kept = {key: share * (need in needs) if getattr(job.config, key) is None else getattr(job.config, key)
+            for key, (need, share) in KEPT_WHEN_NEEDED.items()}
+    if job.config.public_data_set is not None:
+        kept["public_fraction"] = 0.0  # the clients keep what is theirs
+    return kept
+
+
+def training_sizes(job: Job) -> np.ndarray:
+    """How many samples each client of a job trains on; loads its data."""
+    kept = kept_shares(job)
+    data = FederatedData(job.config, torch.device("cpu"), kept["holdout_fraction"], kept["interview_fraction"],
+                         kept["public_fraction"])
+    return data.getSize()["size"]
 
 
 def run_job(run: RunDirectory, launcher: str = "loopback", executors: int = 1,

@@ -233,8 +233,9 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def _register_clients(self) -> None:
         self._population = load_population(len(self._sizes), self.config.device_conf_file,
                                            self.config.device_avail_file)
+        epochs = self.config.local_epochs
         self._work = Work(self.config.batch_size, self.config.local_steps, self.model_update_size,
-                          self.model_update_size)
+                          self.model_update_size, None if epochs is None else epochs * self._sizes)
         if isinstance(self.client_manager, SelectorClientManager):
             self.client_manager.register_clients(self._sizes, self._population, self._work)
         else:
@@ -246,12 +247,16 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
     def _register_one_by_one(self, sizes: np.ndarray) -> None:
         """A client manager that knows nothing of us gets FedScale's own calls."""
+        if self.config.available_clients is not None:
+            raise UserError(f"available_clients: expected none with sample_mode {self.config.sample_mode}: its client "
+                            "manager decides itself who is there")
         kbps = self._population.one_way_kbps
+        steps = self._work.samples(np.arange(len(sizes))) / self.config.batch_size  # FedScale multiplies them again
         for i, size in enumerate(sizes.tolist()):
             self.client_manager.register_client(1, i + 1, size=size, speed={
                 "computation": self._population.ms_per_sample[i], "communication": kbps[i]})
             self.client_manager.registerDuration(
-                i + 1, batch_size=self.config.batch_size, local_steps=self.config.local_steps,
+                i + 1, batch_size=self.config.batch_size, local_steps=steps[i],
                 upload_size=self.model_update_size, download_size=self.model_update_size)
 
     # ---- one round

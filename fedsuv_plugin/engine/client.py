@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.tasks import Samples
 from fedsuv_plugin.tasks.models import sample_losses
 
+BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+
 
 class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
     """FedScale's client without its DataLoader. `local_sgd` is the step to replace for another way of training."""
@@ -23,9 +25,8 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
     def train(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, Any]:
         """Train `model` in place from the weights it holds; FedScale's result dictionary, plus `signals`."""
         self._seed(torch_seed(conf.seed, "client", conf.client_id, conf.round))
-        batch = min(conf.batch_size, len(client_data))
-        steps_per_epoch = len(client_data) // batch
-        trained = min(len(client_data), conf.local_steps * conf.batch_size)
+        plan = Plan.of(conf, len(client_data))
+        trained = min(len(client_data), plan.steps * conf.batch_size)  # different samples
         first_epoch = torch.randperm(len(client_data))
         needs = conf.needs
         received = [p.detach().clone() for p in model.parameters()] \
@@ -35,17 +36,17 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
             else Samples(client_data.x[first_epoch[:trained]], client_data.y[first_epoch[:trained]])
         before = evaluate(model, seen, conf.model, conf.test_bsz) if signal.ACCURACY_GAIN in needs else None
 
-        losses = self.local_sgd(client_data, model, conf, batch, first_epoch, received)
+        losses = self.local_sgd(client_data, model, conf, plan, first_epoch, received)
         if before is None:  # the losses met on the way through the first epoch, as Oort's clients report them
-            squares = torch.cat(losses[:steps_per_epoch]).double().square().mean().item()
+            squares = torch.cat(losses[:plan.steps_per_epoch]).double().square().mean().item()
         else:
             squares = before.mean_square_loss
         signals: dict[str, Any] = self._signals(model, conf, received)
         if before is not None:
             signals[signal.ACCURACY_GAIN] = np.float64(
                 evaluate(model, seen, conf.model, conf.test_bsz).accuracy - before.accuracy)
-        return {"client_id": conf.client_id, "moving_loss": self._moving_loss(losses[:steps_per_epoch], conf),
-                "trained_size": conf.local_steps * batch, "success": True,
+        return {"client_id": conf.client_id, "moving_loss": self._moving_loss(losses[:plan.steps_per_epoch], conf),
+                "trained_size": sum(len(loss) for loss in losses), "success": True,
                 "utility": trained * math.sqrt(squares) if squares >= 0 else math.nan, "wall_duration": 0,
                 "update_weight": {name: t.detach().cpu().numpy().copy() for name, t in model.state_dict().items()},
                 "signals": signals}
@@ -59,14 +60,17 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
     def get_model_adapter(self, model: torch.nn.Module) -> ModelAdapter:
         return ModelAdapter(model)
 
-    def local_sgd(self, data: Samples, model: torch.nn.Module, conf: Namespace, batch: int, first_epoch: torch.Tensor,
+    def local_sgd(self, data: Samples, model: torch.nn.Module, conf: Namespace, plan: Plan, first_epoch: torch.Tensor,
                   received: list[torch.Tensor]) -> list[torch.Tensor]:
-        """`local_steps` steps of mini-batch SGD; the sample losses of every step, each under the weights it met."""
+        """The steps of mini-batch SGD; the sample losses of every step, each under the weights it met."""
         model.train()
+        norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS)]
         optimizer = self.get_optimizer(model, conf)
         parameters = list(model.parameters())
         losses = []
-        for x, y in _batches(data, batch, conf.local_steps, first_epoch):
+        for x, y in _batches(data, plan, first_epoch):
+            for norm in norms:  # one sample has no spread: PyTorch refuses it, or divides by that within one image
+                norm.train(len(y) > 1)
             loss = sample_losses(conf.model, model(x), y)
             optimizer.zero_grad()
             loss.mean().backward()
@@ -164,17 +168,31 @@ def _best_five(scores: torch.Tensor) -> torch.Tensor:
     return scores.topk(min(5, scores.shape[1]), dim=1).indices
 
 
-def _batches(data: Samples, batch: int, steps: int,
-             first_epoch: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`steps` batches of equal size; every epoch a new order, its remainder dropped, as FedScale's loader does.
+class Plan(NamedTuple):
+    """How a client goes through its data."""
 
-    An epoch is put in order once, so that a batch is a view."""
-    order = first_epoch
+    batch: int
+    steps_per_epoch: int
+    steps: int
+
+    @classmethod
+    def of(cls, conf: Namespace, samples: int) -> Plan:
+        """`local_epochs` take every sample, the last batch of each as small as it comes; `local_steps` take whole
+        batches, and drop what an epoch leaves over, as FedScale's loader does."""
+        batch = min(conf.batch_size, samples)
+        if conf.local_epochs is None:
+            return cls(batch, samples // batch, conf.local_steps)
+        each = -(-samples // batch)
+        return cls(batch, each, conf.local_epochs * each)
+
+
+def _batches(data: Samples, plan: Plan, first_epoch: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of a plan, every epoch in a new order. An epoch is put in order once, so that a batch is a view."""
+    order, steps = first_epoch, plan.steps
     while True:
-        usable = min(len(order) // batch, steps) * batch
-        picked = order[:usable]
-        yield from zip(data.x[picked].split(batch), data.y[picked].split(batch), strict=True)
-        steps -= usable // batch
+        picked = order[:min(plan.steps_per_epoch, steps) * plan.batch]
+        yield from zip(data.x[picked].split(plan.batch), data.y[picked].split(plan.batch), strict=True)
+        steps -= plan.steps_per_epoch
         if steps <= 0:
             return
         order = torch.randperm(len(data))

@@ -86,7 +86,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         computing, communicating = durations(population, self._work, ids - 1)
         self.clients = ClientTable(
             ids=ids, samples=sizes, features=features[ids - 1], feature_names=names,
-            round_samples=np.minimum(sizes, self._work.local_steps * self._work.batch_size),
+            round_samples=np.minimum(sizes, self._work.samples(ids - 1)),
             expected_duration=computing + communicating,
             energy=energy(population, ids - 1, computing, communicating),
             position=self._positions(population)[ids - 1])
@@ -134,9 +134,19 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         return {"computation": float(computing[0]), "communication": float(communicating[0])}
 
     def _online(self, time: float) -> np.ndarray:
-        """Rows that are online, ascending."""
+        """Rows that are online for the round that comes next, ascending."""
         _, population = self._ready()
-        return np.flatnonzero(population.online(time)[self.clients.ids - 1])
+        return np.flatnonzero(population.online(time)[self.clients.ids - 1] & self._available())
+
+    def _available(self) -> np.ndarray:
+        """Who is there at all, (n,) bool: `available_clients` of them, a function of the seed and the period alone."""
+        wanted = getattr(self.args, "available_clients", None)  # stock FedScale has no such key
+        if wanted is None:
+            return np.ones(len(self.clients), bool)
+        there = np.zeros(len(self.clients), bool)
+        period = self.count // self.args.available_every  # rounds 1 to available_every are period 0
+        there[stream(self._seed, "available", period).permutation(len(there))[:wanted]] = True
+        return there
 
     def _view(self, time: float, seats: int) -> RoundView:
         online = self._online(time)

@@ -1,7 +1,13 @@
-"""The model as arrays: FedScale's adapter, without its copies, and with BatchNorm buffers kept out of YoGi."""
+"""The model as arrays: FedScale's adapter, without its copies, and with buffers kept out of the server's optimizers.
+
+BatchNorm: a client's running mean and variance are averaged over the round's clients with the weights of its parameters
+(`aggregation_weights`), its count of batches likewise, rounded; no gradient_policy moves them. A client that trains on
+batches of one sample sends the statistics back as it got them.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,7 +29,18 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
             for tensor, value in zip(state, new, strict=True):
                 tensor.copy_(value)
             if last:
-                self.optimizer.update_round_gradient(last, new, _Parameters(self.model), client_training_results)
+                self._step(last, new, client_training_results or [])
+
+    def _step(self, last: list[torch.Tensor], new: list[torch.Tensor], results: list[dict[str, Any]]) -> None:
+        """Have FedScale's server optimizer see and step the parameters only. Buffers are statistics and stay the
+        clients' average: a running variance that YoGi moved could turn negative, and q-fedavg would take BatchNorm's
+        count of batches for the steepest gradient of all."""
+        parameters = _Parameters(self.model)
+        stepped = [name in parameters.state_dict() for name in self.model.state_dict()]
+        self.optimizer.update_round_gradient(
+            list(compress(last, stepped)), list(compress(new, stepped)), parameters,
+            [{**result, "update_weight": {name: result["update_weight"][name] for name in parameters.state_dict()}}
+             for result in results if "update_weight" in result])
 
     def get_weights(self) -> list[np.ndarray]:
         """A copy, so that an executor in the same process cannot see it change."""
@@ -51,18 +68,16 @@ def flat(tensors: Iterable[torch.Tensor]) -> np.ndarray:
 
 
 class _Parameters:
-    """The model as FedScale's server optimizers see it: they compute a step for everything in the state_dict, but
-    only parameters take it. Buffers are statistics and stay the clients' average; a running variance that YoGi moved
-    could turn negative."""
+    """The model's parameters, as what FedScale's server optimizers take for a whole model."""
 
     def __init__(self, model: torch.nn.Module):
-        self._model = model
+        self._parameters = dict(model.named_parameters())
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._model.state_dict()
+    def state_dict(self) -> dict[str, torch.nn.Parameter]:
+        return self._parameters
 
     def load_state_dict(self, stepped: dict[str, torch.Tensor]) -> None:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._parameters.items():
             parameter.copy_(stepped[name])
 
 

@@ -51,7 +51,7 @@ class FederatedData:
         self._held = np.floor(self._clients.sizes * holdout).astype(np.int64)  # the first so many of each client
         if holdout:
             self._clients = self._clients.shuffled(stream(config.seed, "holdout"))
-        order = torch.from_numpy(stream(config.seed, "interview").permutation(len(splits.test_y)))
+        order = torch.from_numpy(stream(config.seed, "interview").permutation(len(splits.test_y))[:config.test_samples])
         interviewed = int(len(order) * interview)
         self.interview = self._samples(splits.test_x, splits.test_y, order[:interviewed])
         self.test = self._samples(splits.test_x, splits.test_y, order[interviewed:].sort().values)
@@ -86,14 +86,14 @@ def _partition(config: JobConfig, labels: np.ndarray, owner: np.ndarray | None, 
     """Who owns which training sample, once the server has taken its public share."""
     schemes = sorted([*PARTITIONS.names(), NATURAL])
     require(config.partition in schemes, "partition", f"one of {', '.join(schemes)}", config.partition)
-    taken, rng = _public_rows(config, len(labels), public), stream(config.seed, "partition")
+    taken, rng = _public_rows(config, labels, public), stream(config.seed, "partition")
+    left = np.setdiff1d(_used_rows(config, labels), taken, assume_unique=True)  # ascending
     if config.data_map_file is not None or config.partition == NATURAL:  # which are about all samples
         whole = natural(_known(config, owner), config.num_clients, rng) if config.data_map_file is None \
             else from_map_file(config.data_map_file, labels, config.num_clients)
-        numbers = np.arange(len(labels))
-        numbers[taken] = -1
+        numbers = np.full(len(labels), -1)
+        numbers[left] = left
         return whole.renumbered(numbers)
-    left = np.delete(np.arange(len(labels)), taken)
     return partition(labels[left], config.partition, config.num_clients or DEFAULT_CLIENTS, config.partition_alpha,
                      rng, config.shards_per_client).renumbered(left)
 
@@ -106,8 +106,27 @@ def _known(config: JobConfig, owner: np.ndarray | None) -> np.ndarray:
     return owner
 
 
-def _public_rows(config: JobConfig, n: int, share: float) -> np.ndarray:
-    return stream(config.seed, "public").permutation(n)[:int(n * share)]
+def _used_rows(config: JobConfig, labels: np.ndarray) -> np.ndarray:
+    """The training samples that are used at all, ascending: of each label the same share, and at least one."""
+    if config.data_fraction == 1:
+        return np.arange(len(labels))
+    _, classes, totals = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((stream(config.seed, "data fraction").random(len(labels)), classes))
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(totals) - totals, totals)  # in its class
+    kept = np.maximum(np.rint(config.data_fraction * totals), 1)
+    return np.sort(order[place < np.repeat(kept, totals)])
+
+
+def _public_rows(config: JobConfig, labels: np.ndarray, share: float) -> np.ndarray:
+    used = _used_rows(config, labels)
+    return used[stream(config.seed, "public").permutation(len(used))[:int(len(used) * share)]]
+
+
+def describe_partition(config: JobConfig, public: float) -> tuple[Partition, np.ndarray]:
+    """Who owns which training sample, and the labels of all of them."""
+    splits = data_set(config).load()
+    labels = splits.train_y.numpy()
+    return _partition(config, labels, splits.owner, public), labels
 
 
 def public_set(config: JobConfig, share: float) -> Samples:
@@ -118,9 +137,11 @@ def public_set(config: JobConfig, share: float) -> Samples:
         require((source.shape, source.classes) == (ours.shape, ours.classes), "public_data_set",
                 f"a data set with inputs of shape {ours.shape} and {ours.classes} classes", named)
     splits = source.load()
-    rows = _public_rows(config, len(splits.train_y), share if named is None else 1.0)
+    labels = splits.train_y.numpy()
+    rows = _public_rows(config, labels, share) if named is None else \
+        stream(config.seed, "public").permutation(len(labels))[:config.public_samples]
     require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set", share)
-    picked = torch.from_numpy(rows if named is None else rows[:config.public_samples])
+    picked = torch.from_numpy(rows)
     return Samples(source.prepare(splits.train_x[picked]), splits.train_y[picked])
 
 
@@ -152,5 +173,5 @@ def model_kbit(config: JobConfig) -> float:
     return kbit(initial_model(config))
 
 
-__all__ = ["FederatedData", "Partition", "Samples", "data_set", "initial_model", "kbit", "model_kbit", "noisy_clients",
-           "public_set"]
+__all__ = ["FederatedData", "Partition", "Samples", "data_set", "describe_partition", "initial_model", "kbit",
+           "model_kbit", "noisy_clients", "public_set"]

@@ -1,4 +1,4 @@
-"""`fedsuv data`: list, fetch and check data sets."""
+"""`fedsuv data`: list, fetch and check data sets; `partition` is in partition_command.py."""
 from __future__ import annotations
 
 import argparse
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import columns, figure
+from fedsuv_plugin.tasks.partition_command import add_partition_command
 
 if TYPE_CHECKING:
     from fedsuv_plugin.tasks.datasets import DataSet, Splits
@@ -22,6 +23,7 @@ examples:
   fedsuv data
   fedsuv data fetch cifar10 --dir ~/data/cifar10
   fedsuv data check cifar10 --dir ~/data/cifar10
+  fedsuv data partition configs/quickstart.yml --plot clients.png
 """
 FETCH = """\
 Download a data set from its official source and check it against the published checksums. A download that broke off
@@ -44,7 +46,7 @@ SHARES = (0, 5, 25, 50, 75, 95, 100)  # per cent
 
 def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     """Add `data` to the command line; every sub-command sets `run`."""
-    data = subparsers.add_parser("data", help="list, fetch and check data sets", description=DATA,
+    data = subparsers.add_parser("data", help="list, fetch, check and share out data sets", description=DATA,
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     data.set_defaults(run=_list)
     commands = data.add_subparsers(metavar="command")
@@ -56,6 +58,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[ty
     check = _command(commands, "check", "read and describe a data set", CHECK)
     _name_and_folder(check)
     check.set_defaults(run=_check)
+    add_partition_command(commands)
 
 
 def _command(commands: argparse._SubParsersAction, name: str, help: str,  # type: ignore[type-arg]

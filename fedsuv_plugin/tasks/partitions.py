@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 
 from fedsuv_plugin.catalogue import Catalogue
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.output import replace_file
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,82 @@ def dirichlet(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) 
         rows = rng.permutation(np.flatnonzero(labels == label))
         cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, skew.alpha)))[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return _nobody_empty(owner, n, rng)
+
+
+def _nobody_empty(owner: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Whoever came away empty gets one sample of the richest."""
     sizes = np.bincount(owner, minlength=n)
-    for client in np.flatnonzero(sizes == 0):  # whoever came away empty gets one sample of the richest
+    for client in np.flatnonzero(sizes == 0):
         richest = int(np.argmax(sizes))
         owner[rng.choice(np.flatnonzero(owner == richest))] = client
         sizes[richest] -= 1
         sizes[client] = 1
     return owner
+
+
+DRAWS = 10  # of all clients' proportions, before dirichlet_qp makes do with sizes that fit as well as any can
+
+
+@PARTITIONS.add("dirichlet_qp")
+def dirichlet_qp(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
+    """Each client's label proportions are drawn from Dir(alpha p), p being those of the whole data set, so a client's
+    mean is p and alpha is its total concentration (the paper's zeta, 0.2 there). Sizes x are those of least norm that
+    share out every sample: min |x|^2 subject to sum_i x_i q_i = the samples of each class, x >= 0.
+
+    What the paper leaves open: where no sizes fit (certain when there are about as many classes as clients) the
+    proportions are drawn again, up to ten times in all; then sizes come as near as any can, and the samples of a class
+    that are short or over are spread over the clients in proportion to what they have of it. Counts are rounded so that
+    every sample has one owner, each within one of its target. Many sizes are zero: such a client gets one sample of
+    the richest, as in `dirichlet`.
+
+    S. Na et al., arXiv:2403.17833, appendix, setting "Dir"; the construction is that of M. Tang et al., "FedCor",
+    CVPR 2022."""
+    _, classes, totals = np.unique(labels, return_inverse=True, return_counts=True)
+    for _ in range(DRAWS):
+        proportions = rng.dirichlet(skew.alpha * totals / len(labels), size=n)
+        sizes = least_norm_sizes(proportions, totals)
+        targets = sizes[:, None] * proportions  # (n, classes)
+        held = targets.sum(axis=0)
+        if np.abs(held - totals).sum() <= 1e-6 * len(labels):
+            break
+    targets = np.where(held > 0, targets / np.where(held > 0, held, 1.0), 1 / n) * totals
+    cuts = np.rint(np.cumsum(targets, axis=0))  # client i has its class's samples from cut i - 1 to cut i
+    owner = np.empty(len(labels), np.int64)
+    for label, total in enumerate(totals.tolist()):
+        owner[rng.permutation(np.flatnonzero(classes == label))] = np.searchsorted(
+            cuts[:-1, label], np.arange(total), side="right")
+    return _nobody_empty(owner, n, rng)
+
+
+SLACK = 1e-10  # price of the norm against the misfit: small enough that sizes that can fit do
+
+
+def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """x >= 0, (n,), of least norm with proportions' x = totals, for proportions (n, classes); where there is none, of
+    least misfit.
+
+    Newton's method on the dual, which has one unknown per class however many clients there are: x = max(0, Q' u), where
+    u maximises d'u - |max(0, Q' u)|^2 / 2 - slack |u|^2 / 2. That function is concave and made of quadratic pieces, so
+    the steps end on the right piece."""
+    scale = totals.sum() / len(proportions)
+    wanted = totals / scale  # a client's mean size is then 1
+    u = np.ones(len(totals))
+
+    def gain(v: np.ndarray) -> float:
+        return float(wanted @ v - np.square(np.maximum(proportions @ v, 0.0)).sum() / 2 - SLACK * (v @ v) / 2)
+
+    for _ in range(200):
+        active = proportions[proportions @ u > 0]
+        slope = wanted - active.T @ (active @ u) - SLACK * u
+        if np.abs(slope).max() <= 1e-12 * wanted.max():
+            break
+        step = np.linalg.solve(active.T @ active + SLACK * np.eye(len(u)), slope)
+        length = 1.0
+        while gain(u + length * step) < gain(u) + 1e-4 * length * float(slope @ step) and length > 1e-10:
+            length /= 2
+        u = u + length * step
+    return np.maximum(proportions @ u, 0.0) * scale
 
 
 @PARTITIONS.add("shards")
@@ -121,7 +193,8 @@ def natural(owner: np.ndarray, n: int | None, rng: np.random.Generator) -> Parti
 
 def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     """FedScale's `data_map_file`: a CSV with a header, one row per training sample in the data set's order; the first
-    column names the client, the last the label. Clients are numbered as they appear; n keeps the first n of them."""
+    column names the client, the last the label. Clients are numbered as they appear, or as `to_map_file` named them; n
+    keeps the first n of them."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"data_map_file: no such file: {path}")
@@ -134,9 +207,38 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     if wrong is not None:
         raise UserError(f"data_map_file: {path}: row {wrong + 2} says label {rows[wrong][1]}, the data set says "
                         f"{labels[wrong]}; the map belongs to other data")
-    numbers: dict[str, int] = {}
-    owner = np.array([numbers.setdefault(client, len(numbers)) for client, _ in rows])
-    n = len(numbers) if n is None else n
-    if n > len(numbers):
-        raise UserError(f"num_clients: expected at most {len(numbers)}, the clients of {path}, got {n}")
+    owner, there = _owners([client for client, _ in rows])
+    n = there if n is None else n
+    if n > there:
+        raise UserError(f"num_clients: expected at most {there}, the clients of {path}, got {n}")
     return by_owner(np.where(owner < n, owner, -1), n)
+
+
+NUMBERED = re.compile(r"([1-9]\d*|nobody)/(\d+)", re.ASCII)  # our names of clients: number 1 to n, of n
+
+
+def _owners(names: list[str]) -> tuple[np.ndarray, int]:
+    """(the owner of each row, -1: nobody, and how many clients there are)."""
+    ours = [NUMBERED.fullmatch(name) for name in names]
+    if all(ours) and len({match[2] for match in ours if match}) == 1:
+        owner = np.array([-1 if match[1] == "nobody" else int(match[1]) - 1 for match in ours if match])
+        there = int(ours[0][2])  # type: ignore[index]
+        if owner.max() < there:
+            return owner, there
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names]), len(numbers)
+
+
+def to_map_file(path: str | Path, parts: Partition, labels: np.ndarray) -> None:
+    """Write a partition so that `from_map_file` gives it back, and FedScale reads it.
+
+    FedScale numbers clients as they appear and cannot leave a sample out, so a client's number is part of its name,
+    "7/100", and samples without an owner belong to "nobody/100": to FedScale one client more."""
+    n, owner = len(parts), np.full(len(labels), -1)
+    owner[parts.order] = np.repeat(np.arange(n), parts.sizes)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client_id", "sample_path", "label_name", "label_id"])
+    writer.writerows([f"{'nobody' if client < 0 else client + 1}/{n}", sample, label, label]
+                     for sample, (client, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True)))
+    replace_file(path, lambda f: f.write(text.getvalue().encode()))

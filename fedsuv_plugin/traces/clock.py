@@ -20,11 +20,18 @@ class Work:
     local_steps: int
     upload_kbit: float
     download_kbit: float
+    epoch_samples: np.ndarray | None = None  # (n,) with local_epochs: what each client of the population goes through
+
+    def samples(self, rows: np.ndarray) -> np.ndarray:
+        """Samples that `rows` go through, repeats included."""
+        if self.epoch_samples is None:
+            return np.full(len(rows), self.batch_size * self.local_steps)
+        return self.epoch_samples[rows]
 
 
 def durations(population: Population, work: Work, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(computing, communicating) seconds of `rows`, by FedScale's completion-time formula."""
-    computing = TRAINING_FACTOR * work.batch_size * work.local_steps * population.ms_per_sample[rows] / 1000.0
+    computing = TRAINING_FACTOR * work.samples(rows) * population.ms_per_sample[rows] / 1000.0
     return computing, work.upload_kbit / population.kbps_up[rows] + work.download_kbit / population.kbps_down[rows]
 
 

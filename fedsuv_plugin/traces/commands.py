@@ -53,7 +53,8 @@ SHOW = """\
 Describe a trace: quantiles of every column, and who is online when.
 
 With --job, also how long a participation takes with that job's model and local work, and what share of the clients
-asked is valid by which deadline: choose round_deadline from it. As in the job itself, clients are the first num_clients
+asked is valid by which deadline: choose round_deadline from it (with local_epochs this loads the job's data, since a
+client's time depends on what it has). As in the job itself, clients are the first num_clients
 of the file (all, if the job does not say), online as its device_avail_file says (none: always).
 
 examples:
@@ -194,12 +195,16 @@ class _Job:
 
 def _job(population: Population, args: argparse.Namespace) -> _Job:
     from fedsuv_plugin.config import load_job  # these bring FedScale and torch along
+    from fedsuv_plugin.job import training_sizes
     from fedsuv_plugin.tasks import model_kbit
 
-    config = load_job(args.job, dict(parse_assignment(text) for text in args.assignments)).config
-    size = model_kbit(config)
+    job = load_job(args.job, dict(parse_assignment(text) for text in args.assignments))
+    config = job.config
+    size, n = model_kbit(config), config.num_clients or len(population)
     work = Work(config.batch_size, config.local_steps, size, size)
-    n = config.num_clients or len(population)
+    if config.local_epochs is not None:  # how long a client takes depends on how much it has
+        samples = training_sizes(job)
+        work, n = replace(work, epoch_samples=config.local_epochs * samples), len(samples)
     users = load_population(n, None, config.device_avail_file).availability
     population = replace(replace(population, availability=None).take(np.arange(n) % len(population)),
                          availability=users)
@@ -211,7 +216,9 @@ def _job_text(population: Population, work: Work, config: JobConfig, asked: Part
     size = work.upload_kbit
     computing, communicating = durations(population, work, np.arange(len(population)))
     there_and_back = 2 * size / EXAMPLE_KBPS
-    lines = [f"{name}: {len(population):,} clients, {config.local_steps} steps of {config.batch_size} samples",
+    amount = f"{config.local_steps} steps of {config.batch_size} samples" if config.local_epochs is None else \
+        f"{config.local_epochs} epoch{'s' * (config.local_epochs > 1)} of a client's own samples"
+    lines = [f"{name}: {len(population):,} clients, {amount}",
              f"a model of {figure(size)} kbit each way: {figure(there_and_back)} s there and back at "
              f"{EXAMPLE_KBPS / 1000:.1f} Mbit/s", "",
              quantile_table([("computing (s)", computing), ("communicating (s)", communicating),
