@@ -203,7 +203,7 @@ def test_bad_widths(job: MakeJob, hidden: str) -> None:
 
 def test_losses_by_hand() -> None:
     scores, targets = torch.tensor([[2.0, 0.0, 1.5]]), torch.tensor([0])
-    # hinge: mean over the classes of max(0, 1 - (2 - score)) for the two wrong ones = (0 + 0.5) / 3
-    assert sample_losses("svm", scores, targets).item() == pytest.approx(0.5 / 3)
+    # hinge: the sum of max(0, 1 - (2 - score)) over the two wrong classes = 0 + 0.5
+    assert sample_losses("svm", scores, targets).item() == pytest.approx(0.5)
     assert sample_losses("lr", scores, targets).item() == pytest.approx(
         -2 + np.log(np.exp(2) + np.exp(0) + np.exp(1.5)))

@@ -39,7 +39,8 @@ def build_model(config: JobConfig, shape: tuple[int, ...], classes: int,
 
 
 def sample_losses(model_name: str, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each sample: cross-entropy, or the multi-class hinge loss for the linear SVM."""
+    """The loss of each sample: cross-entropy, or for the linear SVM the hinge losses against all other classes, summed
+    as Weston and Watkins do (PyTorch's multi_margin_loss divides them by the number of classes)."""
     if model_name == "svm":
-        return torch.nn.functional.multi_margin_loss(scores, targets, reduction="none")
+        return torch.nn.functional.multi_margin_loss(scores, targets, reduction="none") * scores.shape[1]
     return torch.nn.functional.cross_entropy(scores, targets, reduction="none")
