@@ -100,7 +100,9 @@ class JobConfig(Params):
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)
     raw_pixels: bool = param(False, "pixels as they come, 0 to 255, instead of normalised (data sets of images)")
-    synthetic_samples: int = param(2000, "training samples of data_set: synthetic", low=1)
+    stand_in: bool = param(False, "made-up samples of the data set's shape, classes and kind of clients, for a job "
+                           "whose data is not here: it runs, and its results mean nothing")
+    synthetic_samples: int = param(2000, "training samples of data_set: synthetic and of stand_in", low=1)
     synthetic_dim: int = param(20, "dimension of data_set: synthetic", low=1)
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)
 
