@@ -107,9 +107,9 @@ class JobConfig(Params):
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)
 
     # model and training
-    model: str = param("mlp", "model: lr, svm, mlp, cnn, gpfl_cnn, filfl_cnn, pczfl_cnn, char_lstm or a torchvision "
-                       "classifier, of which ResNets, MobileNet-V2 and ShuffleNet-V2 are fitted to images of up to 64 "
-                       "pixels [FedScale: shufflenet_v2_x2_0]")
+    model: str = param("mlp", "model: lr, svm, mlp, cnn, gpfl_cnn, filfl_cnn, pczfl_cnn, char_lstm, char_lstm_small or "
+                       "a torchvision classifier, of which ResNets, MobileNet-V2 and ShuffleNet-V2 are fitted to "
+                       "images of up to 64 pixels [FedScale: shufflenet_v2_x2_0]")
     mlp_hidden: str = param("64,30", "widths of the hidden layers of model: mlp")
     local_steps: int = param(20, "gradient steps per participation, each of a whole batch; what an epoch leaves over "
                              "is dropped, as FedScale does. Without effect if local_epochs is set", low=1)

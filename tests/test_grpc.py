@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from conftest import driver_commands, records, run_commands
+from conftest import ROOT, driver_commands, records, run_commands
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.config import Job, Place, load_job
@@ -27,7 +27,6 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 
-ROOT = Path(__file__).parent.parent
 MakeJob = Callable[..., Job]
 
 

@@ -152,11 +152,11 @@ def test_a_scale_never_makes_a_job_larger_and_leaves_what_was_set(
 
 
 def test_a_scale_worked_by_hand() -> None:
-    """FilFL's CIFAR-10 job: 200 clients, a tenth would be 20, so 50; of 100 available a quarter; 50 x 100 samples of
+    """FilFL's CIFAR-10 job: 200 clients, a tenth would be 20, so 50; of 100 available a quarter; 50 x 200 samples of
     50,000; half of 10 participants; 100 of 500 rounds, evaluated every fifth."""
     job = load_job(ROOT / "configs" / "filfl" / "cifar10.yml")
     config = scaled(job, "mini")[0].config
-    assert (config.num_clients, config.available_clients, config.data_fraction) == (50, 25, 0.1)
+    assert (config.num_clients, config.available_clients, config.data_fraction) == (50, 25, 0.2)
     assert (config.num_participants, config.rounds, config.eval_interval, config.model) == (5, 100, 5, "gpfl_cnn")
     assert scaled(job, "full") == (job, [])
     pczfl = scaled(load_job(ROOT / "configs" / "pczfl" / "cifar10.yml"), "mini")[0]
