@@ -28,7 +28,7 @@ class Rule:
     """Bounds, but for clients and participants, of which one in so many is left."""
 
     rounds: int                     # at most; pczfl.warmup_rounds shrink with them
-    evaluations: int                # at least
+    evaluations: int                # about so many
     clients: tuple[int, int]        # one in the first number, but at least the second; available_clients with them
     participants: tuple[int, int]   # likewise
     samples: int                    # of a client in the mean, at most: through data_fraction
@@ -54,7 +54,7 @@ EXPLAINED = """\
   key                   mini                                       smoke
   rounds                at most 100                                at most 2
   pczfl.warmup_rounds   as much shorter as the rounds              the same
-  eval_interval         at least 20 evaluations                    every round
+  eval_interval         20 evaluations                             every round
   num_clients           a tenth, at least 50                       at most 6
   available_clients     as many fewer as num_clients               the same
   num_participants      half, at least 5                           at most 2
@@ -92,7 +92,7 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
 
     clients = config.num_clients or DEFAULT_CLIENTS
     at_most("rounds", rule.rounds)
-    at_most("eval_interval", max(1, now("rounds") // rule.evaluations))
+    change("eval_interval", max(1, now("rounds") // rule.evaluations))
     if config.local_epochs is None:
         at_most("local_steps", rule.local_steps)
     else:
