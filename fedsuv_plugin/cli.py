@@ -1,4 +1,4 @@
-"""The command line: `fedsuv run`, `selectors`, `traces`, `data`, `replay`."""
+"""The command line: `fedsuv run`, `submit`, `selectors`, `traces`, `data`, `replay`."""
 from __future__ import annotations
 
 import argparse
@@ -7,14 +7,16 @@ import json
 import sys
 import textwrap
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedsuv_plugin import registry
-from fedsuv_plugin.config import JobConfig, load_job
+from fedsuv_plugin.config import JobConfig
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import columns
 from fedsuv_plugin.params import explain, parse_assignment
+from fedsuv_plugin.scale import EXPLAINED, add_job_options, chosen_job
 from fedsuv_plugin.traces import commands as traces
 
 RUN_HELP = """\
@@ -25,8 +27,22 @@ examples:
   fedsuv run configs/quickstart.yml --set sample_mode=oort --set rounds=100
   fedsuv run configs/quickstart.yml --set oort.exploration_factor=0.5
   fedsuv run configs/quickstart.yml --launcher processes --executors 2
+  fedsuv run configs/fedsuv/cifar10_resnet18.yml --scale mini --set sample_mode=random
   fedsuv run --resume runs/quickstart/20260101-120000
   fedsuv run --keys                      every key a job file may have
+
+""" + EXPLAINED
+
+
+SUBMIT_HELP = """\
+Run a job on the hosts that its file names: the aggregator on ps_ip, executors on the GPUs of worker_ips. For now only
+with --dry-run, which prints the commands of each host; run each block in a shell on its host, in a clone of this
+repository and with the package installed.
+
+examples:
+  fedsuv submit configs/fedsuv/cifar10_resnet18.yml --dry-run
+  fedsuv submit configs/quickstart.yml --dry-run --set rounds=10 > commands.sh && bash commands.sh     all on this host
+
 """
 
 
@@ -66,8 +82,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a job", description=RUN_HELP,
                               formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument("config", nargs="?", help="the job file")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
-                     help="override a key of the job file; may be repeated")
+    add_job_options(run)
     run.add_argument("--launcher", choices=("loopback", "processes"), default="loopback",
                      help="one process (default), or an aggregator and executors over gRPC on this machine")
     run.add_argument("--executors", type=int, default=2, metavar="N", help="executors of --launcher processes (2)")
@@ -75,6 +90,12 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument("--keys", action="store_true", help="list the keys of a job file and end")
     run.set_defaults(run=_run)
+    submit = commands.add_parser("submit", help="run a job on a cluster", description=SUBMIT_HELP + EXPLAINED,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    submit.add_argument("config", help="the job file")
+    add_job_options(submit)
+    submit.add_argument("--dry-run", action="store_true", help="print the commands of each host and end")
+    submit.set_defaults(run=_submit)
     selectors = commands.add_parser(
         "selectors", help="list the installed selectors, or explain one",
         description="List every installed selector with its paper, or the parameters of one. A parameter is set in the "
@@ -110,10 +131,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.executors < 1:
         raise UserError(f"--executors: expected an integer >= 1, got {args.executors}")
     overrides = dict(parse_assignment(text) for text in args.assignments)
-    if args.resume is not None and overrides.keys() - {"rounds"}:
+    if args.resume is not None and (overrides.keys() - {"rounds"} or args.scale != "full" or args.stand_in):
         raise UserError("--resume: only rounds can be changed in a run that has begun; start a new run for the rest")
     if args.config is not None:
-        job = load_job(args.config, overrides)
+        job = chosen_job(args, args.quiet)
 
     from fedsuv_plugin.engine.aggregator import JobFailed  # FedScale takes seconds to import: only for a sound job
     from fedsuv_plugin.job import run_job
@@ -143,13 +164,25 @@ def _say_what_next(run: Any, finished: bool, args: argparse.Namespace) -> int:
         return 130
     if not args.quiet:
         print(f"{run.job.config.sample_mode}: accuracy {metrics[-1]['accuracy']:.4f} after "
-              f"{metrics[-1]['round']} rounds, {metrics[-1]['clock']:.0f} virtual seconds")
+              f"{metrics[-1]['round']} rounds, {metrics[-1]['clock']:.0f} virtual seconds"
+              + (", on made-up stand-in data" if run.job.config.stand_in else ""))
         print(f"run directory: {run.path}")
         if args.config:
             other = "oort" if run.job.config.sample_mode != "oort" else "random"
             print(f"try next:      fedsuv run {args.config} --set sample_mode={other}\n"
                   "               fedsuv selectors")
     return 0
+
+
+def _submit(args: argparse.Namespace) -> None:
+    from fedsuv_plugin.engine import cluster
+
+    job = chosen_job(args)
+    hosts = cluster.commands(job, datetime.now().strftime("%Y%m%d-%H%M%S"))
+    if not args.dry_run:
+        raise UserError("submit: the cluster launcher is not there yet; run the commands of `fedsuv submit --dry-run` "
+                        "on each host, or all on this one with `fedsuv run --launcher processes`")
+    print(cluster.script(hosts), end="")
 
 
 class Progress:

@@ -100,14 +100,16 @@ class JobConfig(Params):
         0.0, "share of the clients whose training labels are all wrong: every class is taken for the next one",
         low=0, high=1)
     raw_pixels: bool = param(False, "pixels as they come, 0 to 255, instead of normalised (data sets of images)")
-    synthetic_samples: int = param(2000, "training samples of data_set: synthetic", low=1)
+    stand_in: bool = param(False, "made-up samples of the data set's shape, classes and kind of clients, for a job "
+                           "whose data is not here: it runs, and its results mean nothing")
+    synthetic_samples: int = param(2000, "training samples of data_set: synthetic and of stand_in", low=1)
     synthetic_dim: int = param(20, "dimension of data_set: synthetic", low=1)
     synthetic_classes: int = param(10, "classes of data_set: synthetic", low=2)
 
     # model and training
-    model: str = param("mlp", "model: lr, svm, mlp, cnn, gpfl_cnn, filfl_cnn, pczfl_cnn, char_lstm or a torchvision "
-                       "classifier, of which ResNets, MobileNet-V2 and ShuffleNet-V2 are fitted to images of up to 64 "
-                       "pixels [FedScale: shufflenet_v2_x2_0]")
+    model: str = param("mlp", "model: lr, svm, mlp, cnn, gpfl_cnn, filfl_cnn, pczfl_cnn, char_lstm, char_lstm_small or "
+                       "a torchvision classifier, of which ResNets, MobileNet-V2 and ShuffleNet-V2 are fitted to "
+                       "images of up to 64 pixels [FedScale: shufflenet_v2_x2_0]")
     mlp_hidden: str = param("64,30", "widths of the hidden layers of model: mlp")
     local_steps: int = param(20, "gradient steps per participation, each of a whole batch; what an epoch leaves over "
                              "is dropped, as FedScale does. Without effect if local_epochs is set", low=1)

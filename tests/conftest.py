@@ -3,11 +3,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job, make_job
@@ -15,6 +19,7 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.job import run_job
 from fedsuv_plugin.records import RunDirectory
 
+ROOT = Path(__file__).parent.parent
 SMALL: dict[str, object] = {
     "job_name": "test", "data_set": "synthetic", "synthetic_samples": 600, "synthetic_dim": 8, "synthetic_classes": 4,
     "num_clients": 20, "partition": "dirichlet", "model": "lr", "num_participants": 4, "rounds": 6, "local_steps": 3,
@@ -80,3 +85,33 @@ def install(monkeypatch: pytest.MonkeyPatch, manager: type[SelectorClientManager
     original, name = registry.client_manager_class, manager.selector_class.name
     monkeypatch.setattr(registry, "client_manager_class",
                         lambda wanted, points=None: manager if wanted == name else original(wanted, points))
+
+
+# ---- a job as separate processes
+
+def driver_commands(config: Path, overrides: dict[str, object], time_stamp: str) -> tuple[str, list[str]]:
+    """The command lines that FedScale's docker/driver.py builds from a job file: every entry of job_conf as a flag,
+    then who is who."""
+    content = yaml.safe_load(config.read_text())
+    flags = {"time_stamp": time_stamp, "ps_ip": content["ps_ip"]}
+    for entry in content["job_conf"]:
+        flags.update(entry)
+    flags.update(overrides)  # what the test changes, as if it stood in the file
+    conf = " ".join(f"--{key} {value}" if i % 2 else f"--{key}={value}" for i, (key, value) in enumerate(flags.items()))
+    gpus = [yaml.safe_load(worker.partition(":")[2]) for worker in content["worker_ips"]]
+    total = sum(sum(per_gpu) for per_gpu in gpus)
+    configs = "=".join(content["worker_ips"])
+    aggregator = (f"python {content['exp_path']}/{content['aggregator_entry']} {conf} --this_rank=0 "
+                  f"--num_executors={total} --executor_configs={configs}")
+    cuda = [i for per_gpu in gpus for i, processes in enumerate(per_gpu) for _ in range(processes)]
+    return aggregator, [f"python {content['exp_path']}/{content['executor_entry']} {conf} --this_rank={rank} "
+                        f"--num_executors={total} --cuda_device=cuda:{i}" for rank, i in enumerate(cuda, start=1)]
+
+
+def run_commands(commands: list[str]) -> None:
+    """Command lines of one job, all at once, from the repository's folder; each must end well."""
+    processes = [subprocess.Popen([sys.executable, *shlex.split(command)[1:]], cwd=ROOT, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    for process in processes:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err

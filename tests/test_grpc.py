@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import shlex
 import socket
 import subprocess
 import sys
@@ -16,8 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-import yaml
-from conftest import records
+from conftest import ROOT, driver_commands, records, run_commands
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.config import Job, Place, load_job
@@ -29,7 +27,6 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 
-ROOT = Path(__file__).parent.parent
 MakeJob = Callable[..., Job]
 
 
@@ -219,36 +216,12 @@ def test_a_completion_carries_an_error(server: tuple[PluginAggregator, GrpcChann
 
 # ---- FedScale's driver
 
-def driver_commands(config: Path, overrides: dict[str, object], time_stamp: str) -> tuple[str, list[str]]:
-    """The command lines that FedScale's docker/driver.py builds from a job file: every entry of job_conf as a flag,
-    then who is who."""
-    content = yaml.safe_load(config.read_text())
-    flags = {"time_stamp": time_stamp, "ps_ip": content["ps_ip"]}
-    for entry in content["job_conf"]:
-        flags.update(entry)
-    flags.update(overrides)  # what the test changes, as if it stood in the file
-    conf = " ".join(f"--{key} {value}" if i % 2 else f"--{key}={value}" for i, (key, value) in enumerate(flags.items()))
-    gpus = [yaml.safe_load(worker.partition(":")[2]) for worker in content["worker_ips"]]
-    total = sum(sum(per_gpu) for per_gpu in gpus)
-    configs = "=".join(content["worker_ips"])
-    aggregator = (f"python {content['exp_path']}/{content['aggregator_entry']} {conf} --this_rank=0 "
-                  f"--num_executors={total} --executor_configs={configs}")
-    cuda = [i for per_gpu in gpus for i, processes in enumerate(per_gpu) for _ in range(processes)]
-    return aggregator, [f"python {content['exp_path']}/{content['executor_entry']} {conf} --this_rank={rank} "
-                        f"--num_executors={total} --cuda_device=cuda:{i}" for rank, i in enumerate(cuda, start=1)]
-
-
 def test_the_command_lines_of_fedscales_driver_run_the_job(tmp_path: Path) -> None:
     config = ROOT / "configs" / "quickstart.yml"
     aggregator, executors = driver_commands(
         config, {"rounds": 5, "log_path": tmp_path / "cluster", "ps_port": free_port()}, "1118_120000")
     assert len(executors) == 2
-    processes = [subprocess.Popen([sys.executable, *shlex.split(command)[1:]], cwd=ROOT, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                 for command in (aggregator, *executors)]
-    for process in processes:
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
+    run_commands([aggregator, *executors])
     path = tmp_path / "cluster" / "quickstart" / "1118_120000"
     here = RunDirectory.create(load_job(config, {"rounds": 5, "log_path": str(tmp_path / "here")}))
     assert run_job(here)

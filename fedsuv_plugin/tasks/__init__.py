@@ -13,6 +13,7 @@ from fedsuv_plugin.randomness import stream, torch_seed
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
 from fedsuv_plugin.tasks.models import build_model
 from fedsuv_plugin.tasks.partitions import PARTITIONS, Partition, from_map_file, natural, partition
+from fedsuv_plugin.tasks.stand_in import StandIn
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config import JobConfig
@@ -40,7 +41,7 @@ class FederatedData:
         """`holdout`: share of every client's samples kept from training, for its opinions; `interview`: share of the
         test set kept from the reported accuracy, for the server's interviews; `public`: share of the training samples
         that belong to no client, for the server (`public_set`)."""
-        self._set = DATASETS[config.data_set](config)
+        self._set = data_set(config)
         self._device = device
         splits = self._set.load()
         self._x, self._y = splits.train_x, splits.train_y.clone()
@@ -133,7 +134,7 @@ def public_set(config: JobConfig, share: float) -> Samples:
     """The server's own samples: `public_data_set`, or a share of the training samples that no client has."""
     source, named = data_set(config), config.public_data_set
     if named is not None and named != config.data_set:
-        ours, source = source, DATASETS[named](replace(config, data_dir=None))  # data_dir is the folder of data_set
+        ours, source = source, data_set(replace(config, data_set=named, data_dir=None))  # data_dir is that of ours
         require((source.shape, source.classes) == (ours.shape, ours.classes), "public_data_set",
                 f"a data set with inputs of shape {ours.shape} and {ours.classes} classes", named)
     splits = source.load()
@@ -152,8 +153,9 @@ def noisy_clients(config: JobConfig, n: int) -> frozenset[int]:
 
 
 def data_set(config: JobConfig) -> DataSet:
-    """The job's data set, described but not loaded."""
-    return DATASETS[config.data_set](config)
+    """The job's data set, or what it has stand for it, described but not loaded."""
+    real = DATASETS[config.data_set](config)
+    return StandIn(real) if config.stand_in else real
 
 
 def initial_model(config: JobConfig) -> torch.nn.Module:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.config import load_job
 from fedsuv_plugin.job import kept_shares
-from fedsuv_plugin.params import parse_assignment
+from fedsuv_plugin.scale import add_job_options, chosen_job
 from fedsuv_plugin.tasks import describe_partition
 from fedsuv_plugin.tasks.partitions import Partition, to_map_file
 from fedsuv_plugin.traces.summary import quantile_table
@@ -35,15 +34,14 @@ def add_partition_command(commands: Any) -> None:
     parser = commands.add_parser("partition", help="show, draw and export who gets which samples",
                                  description=PARTITION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="the job file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
-                        help="override a key of the job file; may be repeated")
+    add_job_options(parser)
     parser.add_argument("--plot", metavar="PNG", help="draw clients x labels")
     parser.add_argument("--export", metavar="CSV", help="write the partition as a FedScale map file")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> None:
-    job = load_job(args.config, dict(parse_assignment(text) for text in args.assignments))
+    job = chosen_job(args)
     parts, labels = describe_partition(job.config, kept_shares(job)["public_fraction"])
     counts = label_counts(parts, labels)
     how = job.config.data_map_file or job.config.partition

@@ -34,7 +34,7 @@ class DataSet(ABC):
 
     shape: tuple[int, ...]  # of one prepared input
     classes: int
-    dtype: ClassVar[torch.dtype] = torch.float32  # of prepared inputs
+    dtype: torch.dtype = torch.float32  # of prepared inputs
     folder: ClassVar[str] = ""          # its default place below $FEDSUV_DATA; "": nothing is read from disk
     clients: ClassVar[str] = ""         # who its natural clients are; "": it has none
     source: ClassVar[Source | None] = None
