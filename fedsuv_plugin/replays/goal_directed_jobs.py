@@ -28,7 +28,7 @@ from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"
 CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
-IID_SIZES, OTHER_SIZES = (300, 700), (50, 250)  # samples of a client, from and to
+IID_SIZES, OTHER_SIZES = (250, 600), (50, 250)  # samples of a client, from and to
 ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
 METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random")
 
