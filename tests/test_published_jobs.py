@@ -1,6 +1,7 @@
 """The job files: each is checked to its last key, taken by FedScale's driver, and run at smoke scale."""
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -104,6 +105,8 @@ def test_a_job_file_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
     rounds, metrics = records(path), records(path, "metrics.jsonl")
     assert [record["round"] for record in rounds] == [1, 2]
     assert all(0 < len(record["valid"]) <= len(record["asked"]) for record in rounds)
+    # The test loss need not be finite: two rounds of a few samples leave a deep network's BatchNorm statistics useless.
+    assert all(math.isfinite(record["train_loss"]) for record in rounds)
     assert metrics[-1]["round"] == 2
 
 
