@@ -6,7 +6,7 @@ which no algorithm of it has a part in:
 - Clients 1-5 have samples of all classes, each of the others has `classes_each`. Sizes differ, as the paper says; if
   they did not favour the IID clients, random cohorts would be far worse than the paper's, who settle near 0.77.
 - The SVM has a regulariser (configs/goal_directed/mnist_svm.yml). Without one nothing is ever forgotten and random
-  cohorts end where the optimal one does.
+  cohorts end where the optimal one does. How far from zero it starts sets how many slots `optimal` needs.
 A fifth of a client's samples is held out for its opinions. Data, initial model and luck depend on the trial alone, so
 that methods meet the same world.
 """

@@ -27,7 +27,7 @@ from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 
 CONFIG = CONFIGS / "pczfl" / "fmnist.yml"
-A_B = "pczfl.a_b; at 0.05 some 7 of 30 clients are asked a round, near the paper's 5; at 1 it is 16 to 19"
+A_B = "pczfl.a_b; at 0.05 some 7 of 30 clients are asked a round, near the paper's 5; at 0.2 some 9, at 1 16 to 19"
 LAST = 10  # evaluations that make a final accuracy
 PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST; accuracy, accumulated energy
 
@@ -141,7 +141,7 @@ class EnergyParams(Params):
     seeds: int = param(3, "jobs per selector", low=1)
     rounds: int = param(200, "rounds of a job", low=2)
     selectors: str = param("random,pow_d", "beside pczfl, at its mean cohort size; those not installed are left out")
-    a_b: float = param(0.05, A_B, above=0)
+    a_b: float = param(0.2, A_B, above=0)
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 

@@ -14,7 +14,9 @@ Departures
     group. A group nobody gave an opinion on has the mean value of the others.
     The model carries over from slot to slot. That makes later groups of the cold start look better, so by default each
     of its slots begins at the initial model (`cold_start: restart`); `carry` is the paper's text read literally, `gain`
-    rewards the rise over the slot. Among sets of equal index ties are symmetric in the clients, drawn at random.
+    rewards the rise over the slot. In the replay of the paper's figure 6, 80 slots, an IID client is selected 31 times
+    and another 16 with `restart` (the paper's ratio is 2.5), 17 and 21 with `carry`.
+    Among sets of equal index ties are symmetric in the clients, drawn at random.
 """
 from __future__ import annotations
 
