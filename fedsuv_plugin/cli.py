@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsuv_plugin import registry
+from fedsuv_plugin.command_line import add_command, add_job_options, chosen_job
 from fedsuv_plugin.config import JobConfig
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import columns
 from fedsuv_plugin.params import explain, parse_assignment
-from fedsuv_plugin.scale import EXPLAINED, add_job_options, chosen_job
+from fedsuv_plugin.scale import EXPLAINED
 from fedsuv_plugin.traces import commands as traces
 
 RUN_HELP = """\
@@ -79,8 +80,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         prog="fedsuv", description="Client selection for FedScale jobs: run them, swap the selector by one key.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="command")
-    run = commands.add_parser("run", help="run a job", description=RUN_HELP,
-                              formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = add_command(commands, "run", "run a job", RUN_HELP)
     run.add_argument("config", nargs="?", help="the job file")
     add_job_options(run)
     run.add_argument("--launcher", choices=("loopback", "processes"), default="loopback",
@@ -90,8 +90,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument("--keys", action="store_true", help="list the keys of a job file and end")
     run.set_defaults(run=_run)
-    submit = commands.add_parser("submit", help="run a job on a cluster", description=SUBMIT_HELP + EXPLAINED,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    submit = add_command(commands, "submit", "run a job on a cluster", SUBMIT_HELP + EXPLAINED)
     submit.add_argument("config", help="the job file")
     add_job_options(submit)
     submit.add_argument("--dry-run", action="store_true", help="print the commands of each host and end")
@@ -110,8 +109,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         data.register(commands)
     else:
         commands.add_parser("data", help="list, fetch, check and share out data sets")
-    replay = commands.add_parser("replay", help="run a published experiment again", description=REPLAY_HELP,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    replay = add_command(commands, "replay", "run a published experiment again", REPLAY_HELP)
     replay.add_argument("name", nargs="?", help="the experiment; none: list them")
     replay.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
                         help="set a parameter of the experiment; may be repeated")

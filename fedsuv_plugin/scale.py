@@ -5,14 +5,11 @@ the same smaller job everywhere. What it says of a small job is not what the pap
 """
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsuv_plugin.config import Job, load_job
-from fedsuv_plugin.params import parse_assignment
+from fedsuv_plugin.config import Job
 
 # Training samples of the data sets whose samples are shared out, and the mean of a natural client's: from both follows
 # the data_fraction that leaves a client so many. A data set that is not here keeps its samples.
@@ -141,30 +138,3 @@ def _fraction(job: Job, clients: int, samples: int) -> float:
 def _value(job: Job, flat: Mapping[str, object], key: str) -> object:
     """A key's value, also where it is the default and `flat` leaves it out."""
     return flat[key] if key in flat else getattr(type(job.config), key)
-
-
-# ---- the command line
-
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that takes a job file and may change it."""
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
-                        help="override a key of the job file; may be repeated")
-    parser.add_argument("--scale", choices=tuple(RULES), default="full",
-                        help="the same job smaller: mini ends in minutes on two cores, smoke in seconds (full)")
-    parser.add_argument("--stand-in", action="store_true",
-                        help="made-up samples in place of a data set that is not here; same as --set stand_in=true")
-
-
-def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
-    """The job file of a command line with its options over it; says on stderr what the scale changed."""
-    overrides = dict(parse_assignment(text) for text in args.assignments)
-    if args.stand_in:
-        overrides["stand_in"] = True
-    job, changes = scaled(load_job(args.config, overrides), args.scale, overrides)
-    if not quiet:
-        for line in changes:
-            print(f"scale {args.scale}: {line}", file=sys.stderr)
-        if job.config.stand_in:
-            print(f"stand-in data: made-up samples in place of {job.config.data_set}; the results say nothing of it",
-                  file=sys.stderr)
-    return job

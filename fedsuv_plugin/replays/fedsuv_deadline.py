@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, play_job
-from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 
 @dataclass(frozen=True, kw_only=True)

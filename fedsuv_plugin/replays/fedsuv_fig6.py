@@ -15,10 +15,10 @@ import numpy as np
 
 from fedsuv_plugin import registry
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.bandit_world import Play, World, play
-from fedsuv_plugin.replays.pictures import picture
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 LOW_VALIDITY = 0.4  # of which the paper says "approximately 30 rounds"

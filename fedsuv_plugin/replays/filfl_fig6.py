@@ -24,10 +24,10 @@ import torch
 
 from fedsuv_plugin.config import Job, Place, load_job
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import finish, picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS
-from fedsuv_plugin.replays.pictures import finish, picture
 from fedsuv_plugin.selectors.filfl import HOPELESS, Filtering, dgf, greedy_filter, rgf
 from fedsuv_plugin.tasks import FederatedData, data_set, initial_model, public_set
 

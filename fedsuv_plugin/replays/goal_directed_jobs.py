@@ -24,10 +24,10 @@ import numpy as np
 
 from fedsuv_plugin.config import load_job
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import Say, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, play_job
-from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"
 CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10

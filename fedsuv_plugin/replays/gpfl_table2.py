@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, last_mean, play_job
-from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 
 PAPER = {"random": ("0.5378", "0.5367", "0.6001 ± 0.11"), "pow_d": ("0.5824", "0.6327", "0.5859 ± 0.08"),
          "gpfl": ("0.6879", "0.7741", "0.7780 ± 0.04")}  # FEMNIST, 2SPC

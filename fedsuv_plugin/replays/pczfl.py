@@ -18,11 +18,11 @@ from fedsuv_plugin import registry
 from fedsuv_plugin.config import Job, load_job
 from fedsuv_plugin.errors import require
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.bandit_world import World
 from fedsuv_plugin.replays.jobs import CONFIGS, play_job
-from fedsuv_plugin.replays.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 

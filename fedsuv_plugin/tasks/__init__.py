@@ -87,8 +87,8 @@ def _partition(config: JobConfig, labels: np.ndarray, owner: np.ndarray | None, 
     """Who owns which training sample, once the server has taken its public share."""
     schemes = sorted([*PARTITIONS.names(), NATURAL])
     require(config.partition in schemes, "partition", f"one of {', '.join(schemes)}", config.partition)
-    taken, rng = _public_rows(config, labels, public), stream(config.seed, "partition")
-    left = np.setdiff1d(_used_rows(config, labels), taken, assume_unique=True)  # ascending
+    used, rng = _used_rows(config, labels), stream(config.seed, "partition")
+    left = np.setdiff1d(used, _public_rows(config, used, public), assume_unique=True)  # ascending
     if config.data_map_file is not None or config.partition == NATURAL:  # which are about all samples
         whole = natural(_known(config, owner), config.num_clients, rng) if config.data_map_file is None \
             else from_map_file(config.data_map_file, labels, config.num_clients)
@@ -118,8 +118,7 @@ def _used_rows(config: JobConfig, labels: np.ndarray) -> np.ndarray:
     return np.sort(order[place < np.repeat(kept, totals)])
 
 
-def _public_rows(config: JobConfig, labels: np.ndarray, share: float) -> np.ndarray:
-    used = _used_rows(config, labels)
+def _public_rows(config: JobConfig, used: np.ndarray, share: float) -> np.ndarray:
     return used[stream(config.seed, "public").permutation(len(used))[:int(len(used) * share)]]
 
 
@@ -139,7 +138,7 @@ def public_set(config: JobConfig, share: float) -> Samples:
                 f"a data set with inputs of shape {ours.shape} and {ours.classes} classes", named)
     splits = source.load()
     labels = splits.train_y.numpy()
-    rows = _public_rows(config, labels, share) if named is None else \
+    rows = _public_rows(config, _used_rows(config, labels), share) if named is None else \
         stream(config.seed, "public").permutation(len(labels))[:config.public_samples]
     require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set", share)
     picked = torch.from_numpy(rows)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsuv_plugin.command_line import add_command
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import columns, figure
 from fedsuv_plugin.tasks.partition_command import add_partition_command
@@ -46,26 +47,18 @@ SHARES = (0, 5, 25, 50, 75, 95, 100)  # per cent
 
 def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     """Add `data` to the command line; every sub-command sets `run`."""
-    data = subparsers.add_parser("data", help="list, fetch, check and share out data sets", description=DATA,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    data = add_command(subparsers, "data", "list, fetch, check and share out data sets", DATA)
     data.set_defaults(run=_list)
     commands = data.add_subparsers(metavar="command")
 
-    fetch = _command(commands, "fetch", "download a data set", FETCH)
+    fetch = add_command(commands, "fetch", "download a data set", FETCH)
     _name_and_folder(fetch)
     fetch.set_defaults(run=_fetch)
 
-    check = _command(commands, "check", "read and describe a data set", CHECK)
+    check = add_command(commands, "check", "read and describe a data set", CHECK)
     _name_and_folder(check)
     check.set_defaults(run=_check)
     add_partition_command(commands)
-
-
-def _command(commands: argparse._SubParsersAction, name: str, help: str,  # type: ignore[type-arg]
-             description: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=help, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    return parser
 
 
 def _name_and_folder(parser: argparse.ArgumentParser) -> None:

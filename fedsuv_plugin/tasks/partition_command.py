@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsuv_plugin.command_line import add_command, add_job_options, chosen_job
 from fedsuv_plugin.job import kept_shares
-from fedsuv_plugin.scale import add_job_options, chosen_job
 from fedsuv_plugin.tasks import describe_partition
 from fedsuv_plugin.tasks.partitions import Partition, to_map_file
 from fedsuv_plugin.traces.summary import quantile_table
@@ -31,8 +31,7 @@ BARS = 60  # clients that are drawn as stacked bars; more become a heat map
 
 
 def add_partition_command(commands: Any) -> None:
-    parser = commands.add_parser("partition", help="show, draw and export who gets which samples",
-                                 description=PARTITION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = add_command(commands, "partition", "show, draw and export who gets which samples", PARTITION)
     parser.add_argument("config", help="the job file")
     add_job_options(parser)
     parser.add_argument("--plot", metavar="PNG", help="draw clients x labels")
@@ -71,7 +70,7 @@ def draw(counts: np.ndarray, title: str, path: str) -> None:
     from matplotlib import colormaps  # only where a picture is asked for
     from matplotlib.ticker import MaxNLocator
 
-    from fedsuv_plugin.replays.pictures import picture
+    from fedsuv_plugin.pictures import picture
 
     clients, classes = counts.shape
     with picture(Path(path).expanduser(), size=(11, 5.5)) as (figure, (ax,)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsuv_plugin.command_line import add_command, add_set_option
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import columns, figure
 from fedsuv_plugin.params import parse_assignment
@@ -73,40 +74,32 @@ def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[ty
                                    description=TRACES)
     commands = traces.add_subparsers(required=True, metavar="command")
 
-    build = _command(commands, "build", "make a population up", BUILD)
+    build = add_command(commands, "build", "make a population up", BUILD)
     build.add_argument("--clients", type=int, required=True, metavar="N", help="how many clients")
     build.add_argument("--seed", type=int, default=0, help="the same seed gives the same population (0)")
     build.add_argument("-o", "--output", required=True, metavar="FILE", help="the .npz to write")
     build.add_argument("--catalogues", metavar="DIR", help="folder of phones.csv, networks.csv, ... (device_traces/)")
     build.set_defaults(run=_build)
 
-    imports = _command(commands, "import", "FedScale's pickles -> .npz", IMPORT)
+    imports = add_command(commands, "import", "FedScale's pickles -> .npz", IMPORT)
     imports.add_argument("--capacity", metavar="FILE", help="FedScale's client_device_capacity")
     imports.add_argument("--availability", metavar="FILE", help="FedScale's client_behave_trace")
     imports.add_argument("-o", "--output", required=True, metavar="FILE", help="the .npz to write")
     imports.set_defaults(run=_import)
 
-    export = _command(commands, "export", ".npz -> FedScale's pickles", EXPORT)
+    export = add_command(commands, "export", ".npz -> FedScale's pickles", EXPORT)
     export.add_argument("file", help="the population")
     export.add_argument("--capacity", metavar="FILE", help="where to write client_device_capacity")
     export.add_argument("--availability", metavar="FILE", help="where to write client_behave_trace")
     export.set_defaults(run=_export)
 
-    show = _command(commands, "show", "describe a population, and help to choose a deadline", SHOW)
+    show = add_command(commands, "show", "describe a population, and help to choose a deadline", SHOW)
     show.add_argument("file", help="a trace: our .npz or one of FedScale's pickles")
     show.add_argument("--plot", metavar="PNG", help="also draw it")
     show.add_argument("--job", metavar="CONFIG", help="the job whose deadline is to be chosen")
-    show.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
-                      help="override a key of the job; may be repeated")
+    add_set_option(show)
     show.add_argument("--compare", metavar="DIR", help="put it beside the real samples in this folder")
     show.set_defaults(run=_show)
-
-
-def _command(commands: argparse._SubParsersAction, name: str, help: str,  # type: ignore[type-arg]
-             description: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=help, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    return parser
 
 
 def _build(args: argparse.Namespace) -> None:

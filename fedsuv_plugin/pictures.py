@@ -1,4 +1,4 @@
-"""The pictures of replays: drawn off screen, saved whole. matplotlib is imported only where one is drawn."""
+"""Pictures, drawn off screen, saved whole. matplotlib is imported only where one is drawn."""
 from __future__ import annotations
 
 from collections.abc import Iterator
