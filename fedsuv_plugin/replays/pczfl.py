@@ -22,7 +22,7 @@ from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.bandit_world import World
-from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays.jobs import CONFIGS, last_mean, play_job
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 
@@ -162,7 +162,7 @@ def run_case(case: Case) -> dict[str, Any]:
     spent = 1 - uniform_scores(clients, stream(case.seed, "selector"))  # as pczfl draws them
     return {"energy": float(sum(spent[rows].sum() for rows in asked)),
             "cohort": float(np.mean([len(rows) for rows in asked])),
-            "accuracy": float(np.mean([m["accuracy"] for m in metrics[-LAST:]])),
+            "accuracy": last_mean([m["accuracy"] for m in metrics], LAST),
             "curve": [[m["round"], m["accuracy"]] for m in metrics],
             "energy_curve": np.cumsum([spent[rows].sum() for rows in asked]).tolist()}
 
