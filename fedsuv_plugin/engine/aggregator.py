@@ -66,7 +66,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self.pump: Callable[[], None] | None = None  # loopback: what lets the executor work while we wait
         self._results: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards what executors are told and who they are
-        self._task_meta: dict[str, Any] = {}
+        self._task_meta: dict[str, Any] = {"task_config": {}}
         self._sizes = np.zeros(0, np.int64)  # samples of each client, as the executors report them
         self._metrics: dict[str, Any] | None = None  # the last evaluation
         self._test_samples: int | None = None        # how much of the test set the next evaluation takes
@@ -437,16 +437,25 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                            _number(sum(chunk["test_loss"] for chunk in tested) / n)) if n else (None, None)
 
     def _evaluate(self) -> list[dict[str, float]]:
-        """The published model on the whole test set, recorded."""
+        """The published model on the whole test set and, if clients hold out samples, on theirs; recorded."""
         tested = self._test(None)
         self.test_result_accumulator = [dict(chunk) for chunk in tested]  # FedScale adds them up in place
         self.aggregate_test_result()
         self.log_test_result()
         performance = self.testing_history["perf"].pop(self.round)
         self._metrics = {"round": self.round, "clock": self.global_virtual_clock, "accuracy": performance["top_1"],
-                         "accuracy_top5": performance["top_5"], "loss": _number(performance["loss"])}
+                         "accuracy_top5": performance["top_5"], "loss": _number(performance["loss"]),
+                         **self._clients_accuracy()}
         self.run_directory.append("metrics.jsonl", self._metrics)
         return tested
+
+    def _clients_accuracy(self) -> dict[str, float]:
+        """How the clients find the model: the mean of their accuracies, and that of the worst tenth of them."""
+        if not self.args.holdout_fraction:
+            return {}
+        each = np.sort(list(self._opinions(list(range(1, len(self._sizes) + 1))).values()))
+        return {"clients_mean": float(each.mean()), "clients_worst_tenth": float(each[:-(-len(each) // 10)].mean())} \
+            if len(each) else {}
 
     def _give_feedback(self, asked: np.ndarray, times: np.ndarray, results: dict[int, dict[str, Any]]) -> None:
         """FedScale's call for everyone who was asked; those who missed the round are booked at the mean utility."""

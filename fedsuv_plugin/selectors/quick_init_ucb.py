@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsuv_plugin.errors import require
 from fedsuv_plugin.params import param
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundView, best
 from fedsuv_plugin.selectors.maths.set_table import SetTable
@@ -41,6 +42,11 @@ class QuickInitUCBParams(SlotParams):
     cold_start: str = param(
         "restart", "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
         "carry, and the reward of every slot is the rise of the mean opinion", choices=("restart", "carry", "gain"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.slot_start == "carry" or self.cold_start == "restart", "cold_start",
+                "restart where slot_start is restart", self.cold_start)
 
 
 class QuickInitUCB(TimeSlotSelector):
@@ -66,8 +72,8 @@ class QuickInitUCB(TimeSlotSelector):
     # ---- choosing
 
     def restart_model(self, view: RoundView) -> bool:
-        begins = self._over() and 1 <= self.slot < self.groups and len(view.online) > self.size
-        return begins and self.params.cold_start == "restart"
+        cold = self.params.cold_start == "restart" and self.slot < self.groups and self._begins(view)
+        return cold or super().restart_model(view)
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         if not self.groups:

@@ -46,6 +46,10 @@ class Oracle(Selector):
             raise UserError(f"oracle.clients: client {unknown[0]} takes no part in this job")
         return np.searchsorted(self.clients.ids, ids)
 
+    def restart_model(self, view: RoundView) -> bool:
+        begins = view.round > 1 and (view.round - 1) % self.params.slot_rounds == 0
+        return begins and self.params.slot_start == "restart"
+
     def select(self, view: RoundView, k: int) -> np.ndarray:
         rows = self._sets[(view.round - 1) // self.params.slot_rounds % len(self._sets)]
         return rows[np.isin(rows, view.online)]

@@ -14,16 +14,13 @@ if TYPE_CHECKING:
     from fedsuv_plugin.config import JobConfig
 
 
-SVM_START = 6e-3  # standard deviation of its first weights; scores of MNIST's raw pixels then start at some 15
-
-
 @MODELS.add("lr", "svm")  # the same linear scores; the loss differs
 def linear(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The SVM starts near zero: on raw pixels PyTorch's random start gives scores of some 50, which the small step
+    """The SVM starts at zero: on raw pixels PyTorch's random start gives scores of some 50, which the small step
     sizes they need take thousands of rounds to forget."""
     layer = nn.Linear(math.prod(shape), classes)
     if config.model == "svm":
-        nn.init.normal_(layer.weight, std=SVM_START)
+        nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
     return nn.Sequential(nn.Flatten(), layer)
 
