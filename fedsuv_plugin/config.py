@@ -48,6 +48,9 @@ class JobConfig(Params):
     sample_mode: str = param("random", "the selector: a name that `fedsuv selectors` lists")
     num_participants: int = param(4, "clients to aggregate per round", low=1)
     overcommitment: float = param(1.3, "clients asked per client aggregated, when no round_deadline is set", low=1)
+    warmup_rounds: int = param(
+        0, "rounds at the start in which everyone online is asked, whichever the selector; pczfl and oracle set their "
+        "cohorts themselves (pczfl.warmup_rounds)", low=0)
     filter_less: int = param(1, "clients with fewer samples are left out [FedScale: 32]", low=0)
     filter_more: float = param(1e15, "clients with more samples are left out", low=1)
     holdout_fraction: float | None = param(

@@ -50,7 +50,8 @@ EXPLAINED = """\
 --scale makes the same job smaller; --set wins over it, and what it changed is printed and recorded. full: nothing.
   key                   mini                                       smoke
   rounds                at most 100                                at most 2
-  pczfl.warmup_rounds   as much shorter as the rounds              the same
+  warmup_rounds         as much shorter as the rounds              the same
+  pczfl.warmup_rounds   the same                                   the same
   eval_interval         20 evaluations                             every round
   num_clients           a tenth, at least 50                       at most 6
   available_clients     as many fewer as num_clients               the same
@@ -89,6 +90,7 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
 
     clients = config.num_clients or DEFAULT_CLIENTS
     at_most("rounds", rule.rounds)
+    change("warmup_rounds", config.warmup_rounds * now("rounds") // config.rounds)
     change("eval_interval", max(1, now("rounds") // rule.evaluations))
     if config.local_epochs is None:
         at_most("local_steps", rule.local_steps)

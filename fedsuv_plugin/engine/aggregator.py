@@ -320,8 +320,13 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
     def _seats(self) -> int:
         """How many clients are asked in a round."""
+        if self._warming_up():
+            return self.num_of_clients
         wanted = self.config.num_participants
         return wanted if self.config.round_deadline is not None else int(wanted * self.config.overcommitment)
+
+    def _warming_up(self) -> bool:
+        return self.round <= self.config.warmup_rounds
 
     def _opinions(self, clients: list[int]) -> dict[int, np.ndarray]:
         """A task for each executor, which evaluates the model once over the data of all its share of the clients."""
@@ -356,7 +361,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         joules = float(energy(self._population, rows, computing, communicating).sum())
         online = self._population.online(self.global_virtual_clock + times, rows)
         free = isinstance(self.client_manager, SelectorClientManager) and self.client_manager.selector.free_cohort
-        return times, joules, settle(times, online, len(asked) if free else self.config.num_participants,
+        everyone = free or self._warming_up()
+        return times, joules, settle(times, online, len(asked) if everyone else self.config.num_participants,
                                      self.config.round_deadline)
 
     def _uploads(self, clients: np.ndarray) -> np.ndarray:
