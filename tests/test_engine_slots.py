@@ -97,9 +97,34 @@ def test_a_cold_start_slot_begins_at_the_initial_model(job: MakeJob) -> None:
     assert min(first) > max(later)
 
 
-def test_restarts_survive_a_resume(job: MakeJob) -> None:
-    small = job(rounds=14, checkpoint_every=3, **SLOTS)
+@pytest.mark.parametrize("mode", ["ucb", "oracle"])
+def test_slots_that_train_anew(job: MakeJob, mode: str) -> None:
+    """A slot of two rounds: the first trains the initial model, the second what the first has made of it."""
+    keys = {"sample_mode": mode, f"{mode}__slot_rounds": 2, f"{mode}__slot_start": "restart", "overcommitment": 1.0}
+    losses = np.array([r["train_loss"] for r in records(run(job(rounds=12, **keys)).path)])
+    assert losses[::2].min() > losses[1::2].max()
+
+
+@pytest.mark.parametrize("start", ["carry", "restart"])
+def test_restarts_survive_a_resume(job: MakeJob, start: str) -> None:
+    small = job(rounds=14, checkpoint_every=3, quick_init_ucb__slot_start=start, **SLOTS)
     same_records(run_killed_and_resumed(small, 8), run(small).path)
+
+
+def test_evaluations_tell_how_the_clients_find_the_model(job: MakeJob) -> None:
+    """The mean is the reward that the selector hears of the same model; the worst tenth of up to 20 are two."""
+    directory = run(job(rounds=4, eval_interval=2, holdout_fraction=0.2, **SLOTS))
+    metrics, state = records(directory.path, "metrics.jsonl"), directory.load_checkpoint()
+    assert state is not None
+    selector = state["client_manager"]["selector"]
+    heard = selector["value"][selector["known"]]  # of the first slot; the second's is asked for in round 5
+    assert [metrics[1]["clients_mean"]] * 4 == pytest.approx(heard.tolist())
+    data, model = FederatedData(directory.job.config, CPU, holdout=0.2), initial_model(directory.job.config)
+    each = sorted(evaluate(model, data.held_out(c), "lr", 64).accuracy for c in range(1, 21) if len(data.held_out(c)))
+    assert 10 < len(each) <= 20
+    assert metrics[0]["clients_mean"] == pytest.approx(np.mean(each))
+    assert metrics[0]["clients_worst_tenth"] == pytest.approx(np.mean(each[:2]))
+    assert not any("clients_mean" in m for m in records(run(job(rounds=1)).path, "metrics.jsonl"))
 
 
 def test_uploads_are_lost_at_the_rate_given(job: MakeJob) -> None:

@@ -20,6 +20,7 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import OPINIONS, ProbeAnswer, Selector
 from fedsuv_plugin.selectors.baselines.oracle import Oracle
 from fedsuv_plugin.selectors.baselines.ucb import UCB
+from fedsuv_plugin.selectors.bp_ucb import BPUCB
 from fedsuv_plugin.selectors.quick_init_ucb import QuickInitUCB, descending_subsets
 from fedsuv_plugin.selectors.time_slots import TimeSlotSelector
 
@@ -165,6 +166,38 @@ def test_when_the_model_starts_again(mode: str, restarts: list[int]) -> None:
             wanted.append(t)
         one_round(s, t, 3, lambda cohort: 0.5)
     assert wanted == restarts
+
+
+@pytest.mark.parametrize("cls", [QuickInitUCB, UCB, BPUCB, Oracle])
+@pytest.mark.parametrize(("start", "restarts"), [("carry", []), ("restart", [3, 5, 7, 9, 11])])
+def test_slots_that_train_anew(cls: type[Selector], start: str, restarts: list[int]) -> None:
+    s, wanted = make(cls, 9, slot_rounds=2, slot_start=start), []
+    if cls is QuickInitUCB and start == "carry":
+        restarts = [3, 5]  # its cold start
+    for t in range(1, 12):
+        if s.restart_model(look(s.clients, t)):
+            wanted.append(t)
+        if cls is Oracle:
+            s.select(look(s.clients, t), 3)
+        else:
+            one_round(s, t, 3, lambda cohort: 0.5)
+    assert wanted == restarts
+
+
+def test_no_slot_no_restart() -> None:
+    s = make(UCB, 9, slot_rounds=1, slot_start="restart")
+    for t in range(1, 4):
+        one_round(s, t, 3, lambda cohort: 0.5)
+    few = np.arange(3)  # nothing to choose: training goes on with what there is
+    assert not s.restart_model(replace(look(s.clients, 4, few), seats=3))
+    one_round(s, 4, 3, lambda cohort: 0.5, few)
+    assert s.restart_model(replace(look(s.clients, 5), seats=3))
+
+
+@pytest.mark.parametrize("mode", ["carry", "gain"])
+def test_slots_that_train_anew_have_no_other_cold_start(mode: str) -> None:
+    with pytest.raises(UserError, match="cold_start: expected restart where slot_start is restart, got "):
+        make(QuickInitUCB, 9, slot_start="restart", cold_start=mode)
 
 
 def test_gain_rewards_the_rise() -> None:

@@ -126,6 +126,7 @@ KEYS = {"rounds": st.integers(1, 5000), "eval_interval": st.integers(1, 100), "n
         "local_epochs": st.none() | st.integers(1, 10), "batch_size": st.integers(1, 500),
         "test_samples": st.none() | st.integers(1, 10_000), "data_fraction": st.floats(0.01, 1),
         "available_clients": st.none() | st.integers(1, 5000), "pczfl.warmup_rounds": st.integers(0, 50),
+        "warmup_rounds": st.integers(0, 50),
         "partition": st.sampled_from(["iid", "natural"]), "stand_in": st.booleans(),
         "model": st.sampled_from(["resnet18", "mlp"]), "data_set": st.sampled_from(["femnist", "cifar10", "digits"])}
 
@@ -163,7 +164,7 @@ def test_a_scale_worked_by_hand() -> None:
     assert (config.num_participants, config.rounds, config.eval_interval, config.model) == (5, 100, 5, "gpfl_cnn")
     assert scaled(job, "full") == (job, [])
     pczfl = scaled(load_job(ROOT / "configs" / "pczfl" / "cifar10.yml"), "mini")[0]
-    assert pczfl.selector_params["pczfl"]["warmup_rounds"] == 10  # of 20, as 100 of 200 rounds
+    assert pczfl.selector_params["pczfl"]["warmup_rounds"] == pczfl.config.warmup_rounds == 10  # of 20, as 100 of 200 rounds
 
 
 def test_the_help_says_the_numbers_of_the_rules() -> None:

@@ -14,9 +14,8 @@ from fedsuv_plugin.replays.goal_directed import slots_table, slots_to
 from fedsuv_plugin.replays.goal_directed_jobs import (
     CLIENTS,
     IID,
-    IID_SIZES,
     METHODS,
-    OTHER_SIZES,
+    SIZES,
     Case,
     JobsParams,
     Trial,
@@ -42,8 +41,7 @@ def test_clients_1_to_5_are_iid_and_the_others_have_few_classes(few: int) -> Non
     for client in range(CLIENTS):
         mine = labels[owner == client]
         assert len(np.unique(mine)) == (10 if client < IID else few)
-        low, high = IID_SIZES if client < IID else OTHER_SIZES
-        assert low <= len(mine) <= high
+        assert SIZES[0] <= len(mine) <= SIZES[1]
     assert len(np.unique(np.bincount(owner[owner >= 0]))) > 10  # sizes differ
 
 
@@ -59,12 +57,23 @@ def test_every_method_is_a_valid_job(method: str) -> None:
 
 
 def test_slots_to_a_target_by_hand() -> None:
-    trial = Trial([0.1, 0.7, 0.76, 0.79, 0.83], [0] * 20)
-    assert trial.average == pytest.approx([0.7, 0.73, 0.75, 0.77])  # without the untrained model
-    assert [slots_to(trial.accuracy[1:], target) for target in (0.75, 0.82, 0.85)] == [2, 4, None]
-    rows = slots_table({"random": [trial, Trial([0.1, 0.8, 0.8, 0.8, 0.8], [0] * 20)]}, JobsParams(slots=4)).rows
-    assert [row[2] for row in rows] == ["2.00", "> 2.50", "> 4.00", "> 4.00"]  # (3 + 1)/2, (4 + 1)/2; then nobody
-    assert [row[5] for row in rows] == ["1.50", "2.00", "> 4.00", "> 4.00"]    # (2 + 1)/2, (3 + 1)/2, 4 and nobody
+    trial = Trial([0.1, 0.9, 0.9, 0.9, 0.5], [0.0] * 5, [0] * 20)
+    assert trial.average == pytest.approx([0.45, 0.6, 0.675, 0.64])  # t slots' sum over t + 1
+    assert [slots_to(trial.average, target) for target in (0.5, 0.65, 0.7)] == [2, 3, None]
+    steady = Trial([0.1] + [0.96] * 6, [0.0] * 7, [0] * 20)  # 0.48 0.64 0.72 0.768 0.8 0.823
+    slow = Trial([0.1] + [0.93] * 6, [0.0] * 7, [0] * 20)    # 0.465 0.62 0.698 0.744 0.775 0.797
+    rows = slots_table({"random": [steady, slow]}, JobsParams(slots=6)).rows
+    assert [row[2] for row in rows] == ["4.50", "5.50", "> 6.00", "> 6.00"]
+    assert [row[3] for row in rows] == ["4 5", "5 6", "6 -", "- -"]
+
+
+def test_the_papers_optimal_set_has_one_reward() -> None:
+    """What the replay's reading of table I rests on: four rows, one number."""
+    table1 = [(6, 0.7683), (7, 0.7843), (11, 0.8217), (19, 0.8515)]
+    rewards = [average * (t + 1) / t for t, average in table1]
+    assert max(rewards) - min(rewards) < 2e-4  # four digits after the point, times 7/6
+    trial = Trial([0.1] + [float(np.mean(rewards))] * 19, [0.0] * 20, [0] * 20)
+    assert [slots_to(trial.average, target) for target in (0.75, 0.78, 0.82, 0.85)] == [t for t, _ in table1]
 
 
 @pytest.mark.parametrize("text", ["", "50,20", "a", "0", "1,1"])

@@ -249,11 +249,28 @@ def test_only_those_who_are_online_too(looking: MakeJob) -> None:
     assert all(seen <= set(view.online.tolist()) for seen, view in zip(there, Looking.views, strict=True))
 
 
+# ---- warmup_rounds
+
+@pytest.mark.parametrize("mode", ["random", "oort", "pow_d", "gpfl", "filfl", "ucb"])
+def test_everyone_takes_part_in_the_warm_up(job: MakeJob, mode: str) -> None:
+    lines = records(run(job(sample_mode=mode, warmup_rounds=2, rounds=4, num_participants=3, overcommitment=1.0)))
+    assert [line["asked"] == line["valid"] == list(range(1, 21)) for line in lines] == [True, True, False, False]
+    assert [len(line["asked"]) for line in lines[2:]] == [3, 3]
+
+
+def test_the_warm_up_knows_deadlines_and_who_is_there(looking: MakeJob) -> None:
+    late = looking(warmup_rounds=1, rounds=1, available_clients=7, device_conf_file=DEVICES, round_deadline=5.0)
+    line = records(run(late))[0]
+    assert line["asked"] == (Looking.views[0].online + 1).tolist()
+    assert set(line["valid"]) < set(line["asked"])
+    assert line["duration"] == 5.0
+
+
 # ---- the same records, whatever happens
 
 KEYS: dict[str, Any] = {"local_epochs": 2, "available_clients": 8, "available_every": 2, "data_fraction": 0.6,
                         "test_samples": 70, "partition": "dirichlet_qp", "device_conf_file": DEVICES,
-                        "round_deadline": 60.0, "rounds": 7, "checkpoint_every": 3}
+                        "round_deadline": 60.0, "rounds": 7, "checkpoint_every": 3, "warmup_rounds": 2}
 
 
 def test_a_killed_job_ends_with_the_same_records(job: MakeJob) -> None:

@@ -71,7 +71,7 @@ class TimeSlotSelector(Selector):
 
     def _begins(self, view: RoundView) -> bool:
         """Whether a slot that is not the job's first round begins now."""
-        return view.round > 1 and self._over() and len(view.online) > view.seats
+        return view.round > 1 and self._over() and len(view.online) > (view.seats or 0)
 
     def _over(self) -> bool:
         """Whether no slot is under way: none has begun, or the last has had its rounds."""
