@@ -164,7 +164,7 @@ def test_a_scale_worked_by_hand() -> None:
     assert (config.num_participants, config.rounds, config.eval_interval, config.model) == (5, 100, 5, "gpfl_cnn")
     assert scaled(job, "full") == (job, [])
     pczfl = scaled(load_job(ROOT / "configs" / "pczfl" / "cifar10.yml"), "mini")[0]
-    assert pczfl.selector_params["pczfl"]["warmup_rounds"] == pczfl.config.warmup_rounds == 10  # of 20, as 100 of 200 rounds
+    assert pczfl.selector_params["pczfl"]["warmup_rounds"] == pczfl.config.warmup_rounds == 10  # 20, of 200 rounds
 
 
 def test_the_help_says_the_numbers_of_the_rules() -> None:

@@ -14,8 +14,9 @@ from fedsuv_plugin.replays.goal_directed import slots_table, slots_to
 from fedsuv_plugin.replays.goal_directed_jobs import (
     CLIENTS,
     IID,
+    IID_SIZES,
     METHODS,
-    SIZES,
+    OTHER_SIZES,
     Case,
     JobsParams,
     Trial,
@@ -41,7 +42,8 @@ def test_clients_1_to_5_are_iid_and_the_others_have_few_classes(few: int) -> Non
     for client in range(CLIENTS):
         mine = labels[owner == client]
         assert len(np.unique(mine)) == (10 if client < IID else few)
-        assert SIZES[0] <= len(mine) <= SIZES[1]
+        low, high = IID_SIZES if client < IID else OTHER_SIZES
+        assert low <= len(mine) <= high
     assert len(np.unique(np.bincount(owner[owner >= 0]))) > 10  # sizes differ
 
 

@@ -30,7 +30,7 @@ from fedsuv_plugin.replays.jobs import CONFIGS, play_job
 
 CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"
 CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
-SIZES = (500, 1500)  # samples of a client, from and to
+IID_SIZES, OTHER_SIZES = (500, 1500), (300, 1000)  # samples of a client, from and to
 ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
 METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random")
 
@@ -40,7 +40,7 @@ class JobsParams(Params):
     trials: int = param(5, "Monte-Carlo trials per method (the paper: 100)", low=1)
     slots: int = param(200, "time slots of a job", low=1)
     methods: str = param(",".join(METHODS), "what to compare")
-    classes_each: int = param(3, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
+    classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
     mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
     upload_success: float = param(1.0, "theta, the chance that an update reaches the server", low=0, high=1)
     workers: int | None = param(None, "processes; none: one per core", low=1)
@@ -126,9 +126,10 @@ def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> n
     """Who owns each sample, 0..19 or -1 for nobody."""
     owner = np.full(len(labels), -1)
     for client in range(CLIENTS):
+        low, high = IID_SIZES if client < IID else OTHER_SIZES
         classes = np.arange(CLASSES) if client < IID else rng.choice(CLASSES, classes_each, replace=False)
         free = np.flatnonzero((owner < 0) & np.isin(labels, classes))
-        owner[rng.choice(free, rng.integers(SIZES[0], SIZES[1] + 1), replace=False)] = client
+        owner[rng.choice(free, rng.integers(low, high + 1), replace=False)] = client
     return owner
 
 

@@ -27,8 +27,8 @@ from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 
 CONFIG = CONFIGS / "pczfl" / "fmnist.yml"
-A_B = ("pczfl.a_b, which the paper does not give; up to 0.005 four to six of 30 clients are asked a round, as there, at "
-       "0.05 some 7, at 0.2 some 9, at 1 16 to 19")
+A_B = ("pczfl.a_b, which the paper does not give; at 0.001 three to five of 30 clients are asked a round after the "
+       "warm-up, near its five; at 0.05 some 7, at 0.2 some 9, at 1 16 to 19")
 LAST = 10  # evaluations that make a final accuracy
 PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST; accuracy, accumulated energy
 
@@ -39,7 +39,7 @@ PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST;
 class Fig3Params(Params):
     epochs: str = param("0,50,200", "rounds after which the balls are drawn, ascending")
     seed: int = param(0, "of the job", low=0)
-    a_b: float = param(1e-4, A_B, above=0)
+    a_b: float = param(1e-3, A_B, above=0)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,9 @@ def draw_balls(path: Path, snapshots: list[Snapshot]) -> None:
 class EnergyParams(Params):
     seeds: int = param(3, "jobs per selector", low=1)
     rounds: int = param(200, "rounds of a job", low=2)
-    selectors: str = param("random,pow_d", "beside pczfl, at its mean cohort size after the warm-up; those not installed are left out")
-    a_b: float = param(1e-4, A_B, above=0)
+    selectors: str = param("random,pow_d", "beside pczfl, at its mean cohort size after the warm-up; those not "
+                           "installed are left out")
+    a_b: float = param(1e-3, A_B, above=0)
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 

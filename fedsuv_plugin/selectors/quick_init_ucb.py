@@ -12,10 +12,9 @@ Departures
     played: K-subsets are made one at a time, best first. The pick is the same for any N; memory O(N + T K).
     The cold start plays ceil(N / K) groups; the last is filled up at random, and a client's value is that of its own
     group. A group nobody gave an opinion on has the mean value of the others.
-    The model carries over from slot to slot. That makes later groups of the cold start look better, so by default each
-    of its slots begins at the initial model (`cold_start: restart`); `carry` is the paper's text read literally, `gain`
-    rewards the rise over the slot. In the replay of the paper's figure 6, 80 slots, an IID client is selected 31 times
-    and another 16 with `restart` (the paper's ratio is 2.5), 17 and 21 with `carry`.
+    With `slot_start: restart` every slot trains anew, as in the paper's experiments (time_slots.py). By default the
+    model carries over. That would make later groups of the cold start look better, so each of its slots begins at the
+    initial model (`cold_start: restart`); `carry` goes on there too, `gain` rewards the rise over the slot.
     Among sets of equal index ties are symmetric in the clients, drawn at random.
 """
 from __future__ import annotations

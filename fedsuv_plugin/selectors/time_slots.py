@@ -29,8 +29,8 @@ from fedsuv_plugin.selectors.base import OPINIONS, ClientTable, Probe, ProbeAnsw
 class SlotParams(Params):
     slot_rounds: int = param(15, "rounds of a time slot, all with the same cohort; 1: a new cohort every round", low=1)
     slot_start: str = param(
-        "carry", "carry: a slot goes on with the last one's model; restart: each begins at the initial model, as in the "
-        "paper's experiments", choices=("carry", "restart"))
+        "carry", "carry: a slot goes on with the last one's model; restart: each begins at the initial model, as in "
+        "the paper's experiments", choices=("carry", "restart"))
 
 
 class TimeSlotSelector(Selector):
