@@ -27,7 +27,7 @@ from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.pczfl import PCZFL, uniform_scores
 
 CONFIG = CONFIGS / "pczfl" / "fmnist.yml"
-A_B = ("pczfl.a_b, which the paper does not give; at 0.001 three to five of 30 clients are asked a round after the "
+A_B = ("pczfl.a_b, which the paper does not give; at 0.001 two to five of 30 clients are asked a round after the "
        "warm-up, near its five; at 0.05 some 7, at 0.2 some 9, at 1 16 to 19")
 LAST = 10  # evaluations that make a final accuracy
 PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST; accuracy, accumulated energy
