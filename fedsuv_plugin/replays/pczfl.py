@@ -39,7 +39,7 @@ PAPER = {"pczfl": ("0.919", "286.71"), "pow_d": ("0.8905", "364.87")}  # FMNIST;
 class Fig3Params(Params):
     epochs: str = param("0,50,200", "rounds after which the balls are drawn, ascending")
     seed: int = param(0, "of the job", low=0)
-    a_b: float = param(1e-3, A_B, above=0)
+    a_b: float = param(0.05, A_B, above=0)
 
 
 @dataclass(frozen=True)
