@@ -218,9 +218,44 @@ def test_subsets_come_once_each_by_falling_sum(k: int) -> None:
     assert all(a >= b - 1e-12 for a, b in zip(sums, sums[1:], strict=False))
 
 
-def test_100000_clients_in_milliseconds_and_little_memory() -> None:
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(groups=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.7]), min_size=1, max_size=9), k=st.integers(1, 5),
+       seed=st.integers(0, 10**6))
+def test_equal_sums_come_in_the_order_of_the_numbers(groups: list[float], k: int, seed: int) -> None:
+    worth = np.array(groups)
+    numbers = np.argsort(-worth, kind="stable")  # best first, low numbers first among equals
+    made = [tuple(sorted(numbers[p].tolist())) for p in descending_subsets(worth[numbers], k, numbers.tolist())]
+    assert made == sorted(combinations(range(len(groups)), k), key=lambda a: (-math.fsum(worth[list(a)]), a))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(n=st.integers(3, 10), k=st.integers(1, 4), mu=st.sampled_from([0.0, 0.03, 1.0]), seed=st.integers(0, 10**6),
+       spread=st.sampled_from([0.0, 0.05]), all_online=st.booleans())
+def test_listed_ties_are_those_of_a_program_that_lists_the_arms(
+        n: int, k: int, mu: float, seed: int, spread: float, all_online: bool) -> None:
+    k = min(k, n - 1)
+    s, world = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1, ties="listed"), noisy(n, seed, spread)
+    rng = np.random.default_rng(seed)
+    book: BruteForce | None = None
+    for t in range(1, -(-n // k) + 40):
+        online = np.arange(n) if all_online or s.slot < s.groups or t == 1 else np.flatnonzero(rng.random(n) < 0.9)
+        if len(online) <= k:
+            continue
+        played, last = tuple(sorted(s.cohort.tolist())), world(sorted(s.cohort.tolist()))
+        one_round(s, t, k, world, online)
+        if book is not None:
+            book.play(played, last)
+        if s.slot > s.groups:
+            book = book or BruteForce(s.value, k, mu)
+            arms = [arm for arm in book.mean if set(arm) <= set(online.tolist())]  # in the order of combinations()
+            first = int(np.argmax([round(book.index(arm, s.slot), 10) for arm in arms]))
+            assert tuple(sorted(s.cohort.tolist())) == arms[first]
+
+
+@pytest.mark.parametrize("ties", ["random", "listed"])
+def test_100000_clients_in_milliseconds_and_little_memory(ties: str) -> None:
     n, k = 100_000, 20
-    s = make(QuickInitUCB, n, slot_rounds=1, mu=0.02)
+    s = make(QuickInitUCB, n, slot_rounds=1, mu=0.02, ties=ties)
     s._make_groups(k)
     s.value, s.known[:] = np.random.default_rng(0).random(n), True
     s.slot = s.groups

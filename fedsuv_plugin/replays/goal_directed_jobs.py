@@ -47,6 +47,8 @@ class JobsParams(Params):
     methods: str = param(",".join(METHODS), "what to compare")
     classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
     mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
+    ties: str = param("listed", "quick_init_ucb.ties; random: the IID clients' low numbers do not help",
+                      choices=("listed", "random"))
     upload_success: float = param(1.0, "theta, the chance that an update reaches the server", low=0, high=1)
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
@@ -89,7 +91,8 @@ def run_case(case: Case) -> Trial:
         write_owners(shared, case.trial, params.classes_each)
         rounds, metrics = play_job(CONFIG, {
             "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "data_map_file": str(shared),
-            "upload_success": params.upload_success, "quick_init_ucb.mu": params.mu, **selector_keys(case)})
+            "upload_success": params.upload_success, "quick_init_ucb.mu": params.mu, "quick_init_ucb.ties": params.ties,
+            **selector_keys(case)})
     times = np.zeros(CLIENTS, np.int64)
     for record in rounds[::SLOT_ROUNDS]:
         times[np.array(record["asked"], np.int64) - 1] += 1

@@ -15,11 +15,14 @@ Departures
     With `slot_start: restart` every slot trains anew, as in the paper's experiments (time_slots.py). By default the
     model carries over. That would make later groups of the cold start look better, so each of its slots begins at the
     initial model (`cold_start: restart`); `carry` goes on there too, `gain` rewards the rise over the slot.
-    Among sets of equal index ties are symmetric in the clients, drawn at random.
+    Many sets have equal indices, since a client's value is its group's. By default ties are drawn at random, the same
+    for all clients. A program that lists the arms takes the first of its list, which favours low numbers, the IID
+    clients in the paper's experiment: `ties: listed` does that, in the order (1,2,3), (1,2,4), ...
 """
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +44,8 @@ class QuickInitUCBParams(SlotParams):
     cold_start: str = param(
         "restart", "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
         "carry, and the reward of every slot is the rise of the mean opinion", choices=("restart", "carry", "gain"))
+    ties: str = param("random", "which of several best sets: random; listed: the first by client numbers, as a program "
+                      "that lists all sets would take", choices=("random", "listed"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +108,9 @@ class QuickInitUCB(TimeSlotSelector):
         bonus = self.params.mu * np.sqrt(np.log(self.slot))
         indices = np.append(bounds, -np.inf if fresh is None else self._start(fresh) + bonus)
         place = int(best(indices, 1, self.rng)[0])
+        if self.params.ties == "listed":
+            sets = [self.table.sets[i].tolist() for i in played] + ([] if fresh is None else [sorted(fresh.tolist())])
+            place = min(np.flatnonzero(indices == indices[place]).tolist(), key=sets.__getitem__)
         self._indices = {"chosen_index": float(indices[place]),
                          "best_unplayed_index": None if fresh is None else float(indices[-1])}
         return self.table.sets[played[place]] if fresh is None or place < len(played) else fresh
@@ -112,9 +120,10 @@ class QuickInitUCB(TimeSlotSelector):
 
         At most `played` sets are passed over, and each step down the order moves one member one place, so only the
         best size + played clients can be in it."""
-        values = self._values()[online]
-        front = online[best(values, self.size + played, self.rng)]
-        for places in descending_subsets(self._values()[front], self.size):
+        values, listed = self._values(), self.params.ties == "listed"
+        front = online[np.argsort(-values[online], kind="stable")[:self.size + played]] if listed \
+            else online[best(values[online], self.size + played, self.rng)]
+        for places in descending_subsets(values[front], self.size, front.tolist() if listed else None):
             if front[places] not in self.table:
                 return front[places]
         return None
@@ -162,18 +171,25 @@ class QuickInitUCB(TimeSlotSelector):
         self.table = SetTable(**state["table"])
 
 
-def descending_subsets(values: np.ndarray, k: int) -> Iterator[np.ndarray]:
-    """All k-subsets of places in `values`, which descends, by falling sum; each made once, when it is asked for.
+def descending_subsets(values: np.ndarray, k: int, numbers: list[int] | None = None) -> Iterator[np.ndarray]:
+    """All k-subsets of places in `values`, which descends, by falling sum; each made once, when it is asked for. Equal
+    sums come in the order of their sorted `numbers` (none: of their places), which ascend where values are equal.
 
     Start with the first k places. The last member moves down as far as it likes, then the one before it, and so on:
-    every subset has exactly one such history, and no move raises the sum. A subset on the heap therefore has at most
-    two children: the member that moved last moves on, or the one before it begins to."""
-    n = len(values)
+    every subset has exactly one such history, and no move leads to one that is due earlier. A subset on the heap
+    therefore has at most two children: the member that moved last moves on, or the one before it begins to. Sums are
+    rounded once, so that they do not depend on the way there."""
+    n, worth = len(values), values.tolist()
     if k > n:
         return
-    heap = [(-float(values[:k].sum()), k - 1, tuple(range(k)))]
+
+    def entry(places: tuple[int, ...], moving: int) -> tuple[float, list[int], tuple[int, ...], int]:
+        order = [] if numbers is None else sorted(numbers[place] for place in places)
+        return -math.fsum(worth[place] for place in places), order, places, moving
+
+    heap = [entry(tuple(range(k)), k - 1)]
     while heap:
-        cost, moving, places = heapq.heappop(heap)
+        _, _, places, moving = heapq.heappop(heap)
         yield np.array(places)
         for member in (moving, moving - 1):
             if member < 0:
@@ -181,5 +197,4 @@ def descending_subsets(values: np.ndarray, k: int) -> Iterator[np.ndarray]:
             limit = places[member + 1] if member + 1 < k else n
             place = places[member]
             if place + 1 < limit and (member == moving or place == member):
-                moved = (*places[:member], place + 1, *places[member + 1:])
-                heapq.heappush(heap, (cost + float(values[place] - values[place + 1]), member, moved))
+                heapq.heappush(heap, entry((*places[:member], place + 1, *places[member + 1:]), member))
