@@ -17,6 +17,10 @@ Departures
     twice the eccentricity of a central client stands in for the diameter.
     The first opinion is that of the untrained model and stays in the mean. A client that was offline has the mean
     opinion of the others until it tells its own. Offline clients still pass messages on.
+    Opinions are on a client's own held-out samples. One with few classes likes a model it has helped to train, so the
+    bandit may settle on such clients: in the replay of table I it averaged 0.46, 0.87 and 0.54 in three trials, in the
+    paper 0.86. The paper "uses the test data set" for opinions; if that means shares of one IID test set, there was no
+    such pull.
 """
 from __future__ import annotations
 
