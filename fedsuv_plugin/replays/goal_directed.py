@@ -68,7 +68,7 @@ class Table1(Replay):
 
     @dataclass(frozen=True, kw_only=True)
     class Params(JobsParams):
-        slots: int = param(500, "time slots of a job", low=1)
+        slots: int = param(500, "time slots of a job; 80 take some 3 minutes on a core", low=1)
 
     def run(self, folder: Path, say: Say) -> Report:
         found = run_all(self.params, say)

@@ -45,7 +45,7 @@ METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random"
 @dataclass(frozen=True, kw_only=True)
 class JobsParams(Params):
     trials: int = param(5, "Monte-Carlo trials per method (the paper: 100)", low=1)
-    slots: int = param(200, "time slots of a job", low=1)
+    slots: int = param(200, "time slots of a job; 80 take some 3 minutes on a core", low=1)
     methods: str = param(",".join(METHODS), "what to compare")
     classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
     mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
