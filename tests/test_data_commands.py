@@ -19,6 +19,8 @@ from fedsuv_plugin.cli import main
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.sources import Download, Source
 
+safe_unpacking = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack safely")
+
 Data = Callable[..., tuple[int, str, str]]
 
 
@@ -207,6 +209,7 @@ def small_cifar100(folder: Path) -> bytes:
     return packed(folder)
 
 
+@safe_unpacking
 def test_archives_are_unpacked_and_go(
         data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive, folder = small_cifar100(tmp_path / "made"), tmp_path / "cifar100"
@@ -224,6 +227,7 @@ def test_archives_are_unpacked_and_go(
     assert (tmp_path / "other" / "cifar-100-python" / "test").is_file()
 
 
+@safe_unpacking
 def test_nothing_of_a_users_is_overwritten(
         data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_speech(tmp_path / "made")
@@ -244,6 +248,7 @@ def test_nothing_of_a_users_is_overwritten(
     assert "classes: 35, 3 of them here, with 1 to 3 training samples each" in out
 
 
+@safe_unpacking
 def test_femnist_has_no_checksum_and_a_folder_around_it(
         data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "made" / "femnist").mkdir(parents=True)
@@ -261,6 +266,7 @@ def test_femnist_has_no_checksum_and_a_folder_around_it(
     assert row.split()[1:] == ["1", "1.1", "1.5", "2", "2.5", "2.9", "3"]  # of clients with 3 and 1
 
 
+@safe_unpacking
 @pytest.mark.parametrize(("name", "content"), [("../outside", b"x"), ("/outside", b"x"), ("other", b"x")])
 def test_archives_that_are_not_what_they_should_be(
         data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, content: bytes) -> None:
@@ -277,12 +283,23 @@ def test_archives_that_are_not_what_they_should_be(
     assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["b"]
 
 
+@safe_unpacking
 def test_a_truncated_archive(data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cut = small_cifar100(tmp_path / "made")[:-40]
     offer(server, monkeypatch, "cifar100", {"c.tar.gz": cut}, unpacked="cifar-100-python/test")
     code, _, err = data("fetch", "cifar100", "--dir", tmp_path / "c")
     assert code == 2 and "cannot be unpacked" in err
     assert [entry.name for entry in (tmp_path / "c").iterdir()] == ["c.tar.gz"]
+
+
+def test_a_python_that_cannot_unpack_safely(
+        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    archive = small_cifar100(tmp_path / "made")
+    offer(server, monkeypatch, "cifar100", {"c.tar.gz": archive}, unpacked="cifar-100-python/test")
+    code, _, err = data("fetch", "cifar100", "--dir", tmp_path / "c")
+    assert code == 2 and f"or unpack it into {tmp_path / 'c'} yourself" in err
+    assert (tmp_path / "c" / "c.tar.gz").read_bytes() == archive  # there for unpacking by hand
 
 
 # ---- what there is

@@ -144,8 +144,8 @@ def _show(url: str, there: int, total: int | None) -> None:
 def _unpack(archive: Path, download: Download, folder: Path) -> None:
     """Unpack beside, then move in: the file that says it is there comes last. The archive goes."""
     if not hasattr(tarfile, "data_filter"):
-        raise UserError(f"{archive}: this Python cannot unpack archives safely; expected 3.10.12 or later, or unpack "
-                        f"it into {folder} yourself")
+        raise UserError(f"{archive}: this Python cannot unpack archives safely; expected 3.10.12, 3.11.4 or a later "
+                        f"one of these, or 3.12, or unpack it into {folder} yourself")
     print(f"{archive.name}: unpacking")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as beside:
         try:
