@@ -1,4 +1,5 @@
 """Names that a job file may use, each bound to the code behind it."""
+
 from __future__ import annotations
 
 import importlib
@@ -26,6 +27,7 @@ class Catalogue(Generic[T]):
                     raise ValueError(f"{self._key} {name!r} is already taken")
                 self._entries[name] = entry
             return entry
+
         return decorate
 
     def discover(self, package: ModuleType) -> None:

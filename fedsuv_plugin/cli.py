@@ -1,4 +1,5 @@
 """The command line: `fedsuv run`, `submit`, `selectors`, `traces`, `data`, `replay`."""
+
 from __future__ import annotations
 
 import argparse
@@ -20,7 +21,8 @@ from fedsuv_plugin.params import explain, parse_assignment
 from fedsuv_plugin.scale import EXPLAINED
 from fedsuv_plugin.traces import commands as traces
 
-RUN_HELP = """\
+RUN_HELP = (
+    """\
 Run a FedScale job from its YAML file and record it in a run directory.
 
 examples:
@@ -32,7 +34,9 @@ examples:
   fedsuv run --resume runs/quickstart/20260101-120000
   fedsuv run --keys                      every key a job file may have
 
-""" + EXPLAINED
+"""
+    + EXPLAINED
+)
 
 
 SUBMIT_HELP = """\
@@ -77,15 +81,27 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedsuv", description="Client selection for FedScale jobs: run them, swap the selector by one key.")
+        prog="fedsuv",
+        description="Client selection for FedScale jobs: run them, swap the selector by one key.",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="command")
     run = add_command(commands, "run", "run a job", RUN_HELP)
     run.add_argument("config", nargs="?", help="the job file")
     add_job_options(run)
-    run.add_argument("--launcher", choices=("loopback", "processes"), default="loopback",
-                     help="one process (default), or an aggregator and executors over gRPC on this machine")
-    run.add_argument("--executors", type=int, default=2, metavar="N", help="executors of --launcher processes (2)")
+    run.add_argument(
+        "--launcher",
+        choices=("loopback", "processes"),
+        default="loopback",
+        help="one process (default), or an aggregator and executors over gRPC on this machine",
+    )
+    run.add_argument(
+        "--executors",
+        type=int,
+        default=2,
+        metavar="N",
+        help="executors of --launcher processes (2)",
+    )
     run.add_argument("--resume", metavar="DIR", help="go on with a run that was stopped or killed")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument("--keys", action="store_true", help="list the keys of a job file and end")
@@ -93,17 +109,23 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     submit = add_command(commands, "submit", "run a job on a cluster", SUBMIT_HELP + EXPLAINED)
     submit.add_argument("config", help="the job file")
     add_job_options(submit)
-    submit.add_argument("--dry-run", action="store_true", help="print the commands of each host and end")
+    submit.add_argument(
+        "--dry-run", action="store_true", help="print the commands of each host and end"
+    )
     submit.set_defaults(run=_submit)
     selectors = commands.add_parser(
-        "selectors", help="list the installed selectors, or explain one",
+        "selectors",
+        help="list the installed selectors, or explain one",
         description="List every installed selector with its paper, or the parameters of one. A parameter is set in the "
-        "job file, or with --set, as <selector>.<parameter>.")
+        "job file, or with --set, as <selector>.<parameter>.",
+    )
     selectors.add_argument("name", nargs="?", help="the selector to explain")
     selectors.add_argument("--json", action="store_true", help="the same for programs")
     selectors.set_defaults(run=_selectors)
     traces.register(commands)
-    if "data" in words:  # torch and the data sets take seconds to import: only for the command that needs them
+    if (
+        "data" in words
+    ):  # torch and the data sets take seconds to import: only for the command that needs them
         from fedsuv_plugin.tasks import commands as data
 
         data.register(commands)
@@ -111,14 +133,23 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         commands.add_parser("data", help="list, fetch, check and share out data sets")
     replay = add_command(commands, "replay", "run a published experiment again", REPLAY_HELP)
     replay.add_argument("name", nargs="?", help="the experiment; none: list them")
-    replay.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
-                        help="set a parameter of the experiment; may be repeated")
-    replay.add_argument("-o", "--output", metavar="DIR", help="folder for the report (runs/replays/<name>)")
+    replay.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="set a parameter of the experiment; may be repeated",
+    )
+    replay.add_argument(
+        "-o", "--output", metavar="DIR", help="folder for the report (runs/replays/<name>)"
+    )
     replay.set_defaults(run=_replay)
     return parser
 
 
 # ---- run
+
 
 def _run(args: argparse.Namespace) -> int:
     if args.keys:
@@ -129,12 +160,18 @@ def _run(args: argparse.Namespace) -> int:
     if args.executors < 1:
         raise UserError(f"--executors: expected an integer >= 1, got {args.executors}")
     overrides = dict(parse_assignment(text) for text in args.assignments)
-    if args.resume is not None and (overrides.keys() - {"rounds"} or args.scale != "full" or args.stand_in):
-        raise UserError("--resume: only rounds can be changed in a run that has begun; start a new run for the rest")
+    if args.resume is not None and (
+        overrides.keys() - {"rounds"} or args.scale != "full" or args.stand_in
+    ):
+        raise UserError(
+            "--resume: only rounds can be changed in a run that has begun; start a new run for the rest"
+        )
     if args.config is not None:
         job = chosen_job(args, args.quiet)
 
-    from fedsuv_plugin.engine.aggregator import JobFailed  # FedScale takes seconds to import: only for a sound job
+    from fedsuv_plugin.engine.aggregator import (
+        JobFailed,
+    )  # FedScale takes seconds to import: only for a sound job
     from fedsuv_plugin.job import run_job
     from fedsuv_plugin.records import RunDirectory
 
@@ -161,14 +198,18 @@ def _say_what_next(run: Any, finished: bool, args: argparse.Namespace) -> int:
         print(f"stopped; resume with: fedsuv run --resume {run.path}", file=sys.stderr)
         return 130
     if not args.quiet:
-        print(f"{run.job.config.sample_mode}: accuracy {metrics[-1]['accuracy']:.4f} after "
-              f"{metrics[-1]['round']} rounds, {metrics[-1]['clock']:.0f} virtual seconds"
-              + (", on made-up stand-in data" if run.job.config.stand_in else ""))
+        print(
+            f"{run.job.config.sample_mode}: accuracy {metrics[-1]['accuracy']:.4f} after "
+            f"{metrics[-1]['round']} rounds, {metrics[-1]['clock']:.0f} virtual seconds"
+            + (", on made-up stand-in data" if run.job.config.stand_in else "")
+        )
         print(f"run directory: {run.path}")
         if args.config:
             other = "oort" if run.job.config.sample_mode != "oort" else "random"
-            print(f"try next:      fedsuv run {args.config} --set sample_mode={other}\n"
-                  "               fedsuv selectors")
+            print(
+                f"try next:      fedsuv run {args.config} --set sample_mode={other}\n"
+                "               fedsuv selectors"
+            )
     return 0
 
 
@@ -178,8 +219,10 @@ def _submit(args: argparse.Namespace) -> None:
     job = chosen_job(args)
     hosts = cluster.commands(job, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if not args.dry_run:
-        raise UserError("submit: the cluster launcher is not there yet; run the commands of `fedsuv submit --dry-run` "
-                        "on each host, or all on this one with `fedsuv run --launcher processes`")
+        raise UserError(
+            "submit: the cluster launcher is not there yet; run the commands of `fedsuv submit --dry-run` "
+            "on each host, or all on this one with `fedsuv run --launcher processes`"
+        )
     print(cluster.script(hosts), end="")
 
 
@@ -200,9 +243,11 @@ class Progress:
         now, done, rounds = time.monotonic(), record["round"], self._config.rounds
         self._started = self._started or (now, done)
         pace = (now - self._started[0]) / max(1, done - self._started[1])
-        line = (f"round {done:>{len(str(rounds))}}/{rounds}  clock {record['clock']:,.0f} s  "
-                f"accuracy {self._accuracy}  valid {len(record['valid'])}/{len(record['asked'])}  "
-                f"{_minutes(pace * (rounds - done))} left")
+        line = (
+            f"round {done:>{len(str(rounds))}}/{rounds}  clock {record['clock']:,.0f} s  "
+            f"accuracy {self._accuracy}  valid {len(record['valid'])}/{len(record['asked'])}  "
+            f"{_minutes(pace * (rounds - done))} left"
+        )
         if self._live:
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
         elif done * 10 // rounds > (done - 1) * 10 // rounds:
@@ -219,17 +264,27 @@ def _minutes(seconds: float) -> str:
 
 # ---- replay
 
+
 def _replay(args: argparse.Namespace) -> int:
     from fedsuv_plugin.replays import REPLAYS
 
     if args.name is None:
         for name in REPLAYS.names():
             print(f"{name}: {REPLAYS[name].shows}")
-            print(textwrap.indent("\n".join(f"{p}={default}  {text}" for p, default, _, text in
-                                            explain(REPLAYS[name].Params)), "    "))
+            print(
+                textwrap.indent(
+                    "\n".join(
+                        f"{p}={default}  {text}"
+                        for p, default, _, text in explain(REPLAYS[name].Params)
+                    ),
+                    "    ",
+                )
+            )
         return 0
     replay_class = REPLAYS[args.name]
-    params = replay_class.Params.from_mapping(dict(parse_assignment(text) for text in args.assignments))
+    params = replay_class.Params.from_mapping(
+        dict(parse_assignment(text) for text in args.assignments)
+    )
     folder = Path(args.output or f"runs/replays/{args.name}").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     report = replay_class(params).run(folder, lambda line: print(line, file=sys.stderr, flush=True))
@@ -240,38 +295,63 @@ def _replay(args: argparse.Namespace) -> int:
 
 # ---- selectors
 
+
 def _selectors(args: argparse.Namespace) -> int:
     names = list(registry.installed()) if args.name is None else [args.name]
     entries = [_describe(name) for name in names]
     if args.json:
         print(json.dumps(entries if args.name is None else entries[0], indent=2))
     elif args.name is None:
-        print(columns(["name", "paper", "parameters"], [
-            [e["name"], e["paper"], ", ".join(p["name"] for p in e["parameters"])] for e in entries], left=3))
-        print("\nUse one with `sample_mode: <name>` in the job file; `fedsuv selectors <name>` explains it.")
+        print(
+            columns(
+                ["name", "paper", "parameters"],
+                [
+                    [e["name"], e["paper"], ", ".join(p["name"] for p in e["parameters"])]
+                    for e in entries
+                ],
+                left=3,
+            )
+        )
+        print(
+            "\nUse one with `sample_mode: <name>` in the job file; `fedsuv selectors <name>` explains it."
+        )
     else:
         entry = entries[0]
         print(f"{entry['name']}: {entry['paper']}\n{entry['class']}\n\n{entry['about']}\n")
-        _print_params(explain(registry.params_class(registry.client_manager_class(args.name)), f"{args.name}."))
+        _print_params(
+            explain(
+                registry.params_class(registry.client_manager_class(args.name)), f"{args.name}."
+            )
+        )
     return 0
 
 
 def _describe(name: str) -> dict[str, Any]:
     manager = registry.client_manager_class(name)
     selector = getattr(manager, "selector_class", None)
-    return {"name": name, "paper": getattr(selector, "paper", ""), "class": f"{manager.__module__}:{manager.__name__}",
-            "about": inspect.getdoc(sys.modules[(selector or manager).__module__]) or "",
-            "needs": sorted(getattr(selector, "needs", ())),
-            "parameters": [dict(zip(("name", "default", "allowed", "help"), row, strict=True))
-                           for row in explain(registry.params_class(manager))]}
+    return {
+        "name": name,
+        "paper": getattr(selector, "paper", ""),
+        "class": f"{manager.__module__}:{manager.__name__}",
+        "about": inspect.getdoc(sys.modules[(selector or manager).__module__]) or "",
+        "needs": sorted(getattr(selector, "needs", ())),
+        "parameters": [
+            dict(zip(("name", "default", "allowed", "help"), row, strict=True))
+            for row in explain(registry.params_class(manager))
+        ],
+    }
 
 
 def _print_params(rows: list[tuple[str, str, str, str]]) -> None:
     if not rows:
         print("It has no parameters.")
     for name, default, allowed, help_text in rows:
-        print(f"{name}: {default}\n" + textwrap.fill(f"{help_text} ({allowed})", 100, initial_indent="    ",
-                                                       subsequent_indent="    "))
+        print(
+            f"{name}: {default}\n"
+            + textwrap.fill(
+                f"{help_text} ({allowed})", 100, initial_indent="    ", subsequent_indent="    "
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """One FedScale client manager per selector: what the entry points in `setup.cfg` name."""
+
 from __future__ import annotations
 
 from fedsuv_plugin.engine.client_manager import SelectorClientManager

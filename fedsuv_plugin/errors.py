@@ -1,4 +1,5 @@
 """The one kind of error a user can cause, and the check that words it."""
+
 from __future__ import annotations
 
 

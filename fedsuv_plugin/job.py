@@ -1,4 +1,5 @@
 """A job, from its config to a finished run directory, on one of the launchers."""
+
 from __future__ import annotations
 
 import logging
@@ -27,27 +28,46 @@ if TYPE_CHECKING:
 
 OnRound = Callable[[dict[str, Any], "dict[str, Any] | None"], None]
 KEPT_WHEN_NEEDED = {  # job key -> (what a selector may need it for, the share then kept where the job is silent)
-    "holdout_fraction": (OPINIONS, 0.2), "interview_fraction": (INTERVIEW_ACCURACY, 0.2),
-    "public_fraction": (PUBLIC_LOSS, 0.05)}
+    "holdout_fraction": (OPINIONS, 0.2),
+    "interview_fraction": (INTERVIEW_ACCURACY, 0.2),
+    "public_fraction": (PUBLIC_LOSS, 0.05),
+}
 
 
 def fedscale_args(job: Job, place: Place, events: Path | None = None) -> Namespace:
     """The namespace FedScale's classes read: every key of the job, who this process is, and what clients compute."""
     config = job.config
-    if config.use_cuda and place.this_rank > 0 and not torch.cuda.is_available():  # rank 0, the aggregator, needs none
+    if (
+        config.use_cuda and place.this_rank > 0 and not torch.cuda.is_available()
+    ):  # rank 0, the aggregator, needs none
         raise UserError("use_cuda: expected false on a machine without a usable GPU, got True")
-    return fedscale_env.set_args({
-        **job.extra, **asdict(config), **asdict(place), **kept_shares(job), "ps_port": str(config.ps_port),
-        "needs": registry.required(config.sample_mode, job.params_of),
-        "event_dir": str(events) if events else "",
-        **{f"{name}.{key}": value for name, params in job.selector_params.items() for key, value in params.items()}})
+    return fedscale_env.set_args(
+        {
+            **job.extra,
+            **asdict(config),
+            **asdict(place),
+            **kept_shares(job),
+            "ps_port": str(config.ps_port),
+            "needs": registry.required(config.sample_mode, job.params_of),
+            "event_dir": str(events) if events else "",
+            **{
+                f"{name}.{key}": value
+                for name, params in job.selector_params.items()
+                for key, value in params.items()
+            },
+        }
+    )
 
 
 def kept_shares(job: Job) -> dict[str, float]:
     """The shares of the data that are kept from training, as the job says or the selector needs them."""
     needs = registry.required(job.config.sample_mode, job.params_of)
-    kept = {key: share * (need in needs) if getattr(job.config, key) is None else getattr(job.config, key)
-            for key, (need, share) in KEPT_WHEN_NEEDED.items()}
+    kept = {
+        key: share * (need in needs)
+        if getattr(job.config, key) is None
+        else getattr(job.config, key)
+        for key, (need, share) in KEPT_WHEN_NEEDED.items()
+    }
     if job.config.public_data_set is not None:
         kept["public_fraction"] = 0.0  # the clients keep what is theirs
     return kept
@@ -56,13 +76,22 @@ def kept_shares(job: Job) -> dict[str, float]:
 def training_sizes(job: Job) -> np.ndarray:
     """How many samples each client of a job trains on; loads its data."""
     kept = kept_shares(job)
-    data = FederatedData(job.config, torch.device("cpu"), kept["holdout_fraction"], kept["interview_fraction"],
-                         kept["public_fraction"])
+    data = FederatedData(
+        job.config,
+        torch.device("cpu"),
+        kept["holdout_fraction"],
+        kept["interview_fraction"],
+        kept["public_fraction"],
+    )
     return data.getSize()["size"]
 
 
-def run_job(run: RunDirectory, launcher: str = "loopback", executors: int = 1,
-            on_round: OnRound = lambda record, metrics: None) -> bool:
+def run_job(
+    run: RunDirectory,
+    launcher: str = "loopback",
+    executors: int = 1,
+    on_round: OnRound = lambda record, metrics: None,
+) -> bool:
     """Run the job of a run directory to its end, or on from its last checkpoint. False: stopped early on request."""
     from fedsuv_plugin.engine import loopback, processes
 
@@ -85,11 +114,15 @@ def run_aggregator(job: Job, place: Place) -> None:
 @contextmanager
 def stop_on_interrupt(aggregator: PluginAggregator) -> Iterator[None]:
     """The first Ctrl-C lets the round finish and writes a checkpoint; the second stops at once."""
+
     def handler(number: int, frame: object) -> None:
         if aggregator.stop_after_round.is_set():
             raise KeyboardInterrupt
         aggregator.stop_after_round.set()
-        print(f"\nstopping after round {aggregator.round}; press Ctrl-C again to stop at once", file=sys.stderr)
+        print(
+            f"\nstopping after round {aggregator.round}; press Ctrl-C again to stop at once",
+            file=sys.stderr,
+        )
 
     try:
         previous = signal.signal(signal.SIGINT, handler)
@@ -106,7 +139,9 @@ def stop_on_interrupt(aggregator: PluginAggregator) -> Iterator[None]:
 def _log_to(path: Path) -> Iterator[None]:
     """FedScale logs to the root logger; while the job runs that goes to its run directory."""
     handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s [%(filename)s:%(lineno)d] %(message)s"))
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)-8s [%(filename)s:%(lineno)d] %(message)s")
+    )
     root, level = logging.getLogger(), logging.getLogger().level
     root.addHandler(handler)
     root.setLevel(logging.INFO)

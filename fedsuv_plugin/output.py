@@ -1,4 +1,5 @@
 """What users read: whole files or none, and tables."""
+
 from __future__ import annotations
 
 import os
@@ -20,7 +21,9 @@ def replace_file(path: str | Path, fill: Callable[[BinaryIO], object]) -> None:
             os.fsync(f.fileno())
         os.replace(beside, target)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); does the folder exist?") from None
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); does the folder exist?"
+        ) from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -28,9 +31,13 @@ def replace_file(path: str | Path, fill: Callable[[BinaryIO], object]) -> None:
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Text in columns: the first `left` of them to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) if i < left else cell.rjust(width)
-                               for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-                     for row in [head, *rows])
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    )
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@
 
 The job keys (`config.JobConfig`) and every selector's parameters are declared this way.
 """
+
 from __future__ import annotations
 
 import difflib
@@ -21,11 +22,26 @@ import yaml
 from fedsuv_plugin.errors import UserError, require
 
 
-def param(default: Any, help: str, *, low: float | None = None, above: float | None = None, high: float | None = None,
-          choices: Iterable[object] | None = None) -> Any:
+def param(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    choices: Iterable[object] | None = None,
+) -> Any:
     """A parameter with its default, what it means, and the values it may take (low <= value <= high, value > above)."""
-    return field(default=default, metadata={
-        "help": help, "low": low, "above": above, "high": high, "choices": None if choices is None else tuple(choices)})
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "low": low,
+            "above": above,
+            "high": high,
+            "choices": None if choices is None else tuple(choices),
+        },
+    )
 
 
 P = TypeVar("P", bound="Params")
@@ -56,26 +72,42 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str = "key"
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            raise UserError(f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise UserError(
+                f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
 
 
 def _types(cls: type[Params]) -> dict[str, tuple[type, ...]]:
     """Field name -> the types its annotation allows."""
     hints = typing.get_type_hints(cls)
-    return {f.name: typing.get_args(hints[f.name]) if isinstance(hints[f.name], types.UnionType) else (hints[f.name],)
-            for f in fields(cls)}
+    return {
+        f.name: typing.get_args(hints[f.name])
+        if isinstance(hints[f.name], types.UnionType)
+        else (hints[f.name],)
+        for f in fields(cls)
+    }
 
 
 def check(declaration: Field[Any], allowed: tuple[type, ...], value: object) -> object:
     """`value` in the declared type, or a UserError that says what was expected."""
     meta, expected = declaration.metadata, describe(declaration, allowed)
     got, value = value, coerce(value, allowed)
-    require(value is not _NO and (value is not None or type(None) in allowed), declaration.name, expected, got)
+    require(
+        value is not _NO and (value is not None or type(None) in allowed),
+        declaration.name,
+        expected,
+        got,
+    )
     if isinstance(value, int | float) and not isinstance(value, bool):
-        require(math.isfinite(value)
-                and (meta.get("low") is None or value >= meta["low"])
-                and (meta.get("above") is None or value > meta["above"])
-                and (meta.get("high") is None or value <= meta["high"]), declaration.name, expected, got)
+        require(
+            math.isfinite(value)
+            and (meta.get("low") is None or value >= meta["low"])
+            and (meta.get("above") is None or value > meta["above"])
+            and (meta.get("high") is None or value <= meta["high"]),
+            declaration.name,
+            expected,
+            got,
+        )
     if meta.get("choices") is not None and value is not None:
         require(value in meta["choices"], declaration.name, expected, got)
     return value
@@ -128,16 +160,26 @@ def describe(declaration: Field[Any], allowed: tuple[type, ...] | None = None) -
         text = "one of " + ", ".join(str(c) for c in meta["choices"])
     else:
         text = NAMES[next(t for t in allowed if t is not type(None))]
-        bounds = [f"{sign} {meta[key]:g}" for key, sign in (("low", ">="), ("above", ">"), ("high", "<="))
-                  if meta.get(key) is not None]
+        bounds = [
+            f"{sign} {meta[key]:g}"
+            for key, sign in (("low", ">="), ("above", ">"), ("high", "<="))
+            if meta.get(key) is not None
+        ]
         text += " " + " and ".join(bounds) if bounds else ""
     return text + (" or none" if type(None) in allowed else "")
 
 
 def explain(cls: type[Params], prefix: str = "") -> list[tuple[str, str, str, str]]:
     """(name, default, allowed values, help) of every parameter, for tables."""
-    return [(prefix + f.name, "none" if f.default is None else str(f.default),
-             describe(f, _types(cls)[f.name]), f.metadata.get("help", "")) for f in fields(cls)]
+    return [
+        (
+            prefix + f.name,
+            "none" if f.default is None else str(f.default),
+            describe(f, _types(cls)[f.name]),
+            f.metadata.get("help", ""),
+        )
+        for f in fields(cls)
+    ]
 
 
 def parse_assignment(text: str) -> tuple[str, object]:

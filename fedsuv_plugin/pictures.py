@@ -1,4 +1,5 @@
 """Pictures, drawn off screen, saved whole. matplotlib is imported only where one is drawn."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from fedsuv_plugin.output import replace_file
 
 
 @contextmanager
-def picture(path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)) -> Iterator[tuple[Any, list[Any]]]:
+def picture(
+    path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)
+) -> Iterator[tuple[Any, list[Any]]]:
     """(the figure, its axes side by side); saved as a PNG when everything is drawn."""
     import matplotlib
 
@@ -29,8 +32,10 @@ def picture(path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)) ->
 
 def mean_and_range(ax: Any, x: np.ndarray, curves: np.ndarray, label: str) -> None:
     """A line for the mean of the curves (seeds, points), and a band from the lowest to the highest."""
-    line, = ax.plot(x, curves.mean(axis=0), label=label)
-    ax.fill_between(x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0)
+    (line,) = ax.plot(x, curves.mean(axis=0), label=label)
+    ax.fill_between(
+        x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0
+    )
 
 
 def finish(ax: Any, legend: str = "lower right", **labels: Any) -> None:

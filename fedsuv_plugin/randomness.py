@@ -3,6 +3,7 @@
 A stream depends only on the seed, its name and its numbers (a client, a round), never on what was drawn before,
 so swapping the selector leaves the data, the traces and the clients' batches as they were.
 """
+
 from __future__ import annotations
 
 import zlib

@@ -1,12 +1,13 @@
 """The run directory: what a job was, what happened in it, and where it can go on from.
 
-    config.yml         the job, resolved; `fedsuv run --resume` reads it
-    environment.json   versions, seed, git revision, command
-    rounds.jsonl       one line a round
-    metrics.jsonl      one line an evaluation
-    checkpoint/        the state after the last checkpointed round, replaced as a whole
-    tensorboard/, log  what FedScale writes
+config.yml         the job, resolved; `fedsuv run --resume` reads it
+environment.json   versions, seed, git revision, command
+rounds.jsonl       one line a round
+metrics.jsonl      one line an evaluation
+checkpoint/        the state after the last checkpointed round, replaced as a whole
+tensorboard/, log  what FedScale writes
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -29,7 +30,17 @@ from fedsuv_plugin.config import Job, load_job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import replace_file
 
-PACKAGES = ("fedsuv_plugin", "fedscale", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "grpcio", "protobuf")
+PACKAGES = (
+    "fedsuv_plugin",
+    "fedscale",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "grpcio",
+    "protobuf",
+)
 CHECKPOINT_FORMAT = 1
 
 
@@ -57,10 +68,17 @@ class RunDirectory:
                 (parent / name).mkdir(parents=True)
                 break
             if time_stamp is not None:
-                raise UserError(f"{parent / name}: this run directory exists already; pass another time_stamp")
+                raise UserError(
+                    f"{parent / name}: this run directory exists already; pass another time_stamp"
+                )
         run = cls(parent / name, job)
-        _write(run.path / "config.yml", yaml.safe_dump(
-            {**job.cluster, "job_conf": [{key: value} for key, value in job.flat().items()]}, sort_keys=False))
+        _write(
+            run.path / "config.yml",
+            yaml.safe_dump(
+                {**job.cluster, "job_conf": [{key: value} for key, value in job.flat().items()]},
+                sort_keys=False,
+            ),
+        )
         _write(run.path / "environment.json", json.dumps(environment(job), indent=2) + "\n")
         return run
 
@@ -104,7 +122,9 @@ class RunDirectory:
         with self._checkpoint.open("rb") as file:
             state: dict[str, Any] = safe_pickle.load(file)
         if state.get("format") != CHECKPOINT_FORMAT:
-            raise UserError(f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job anew")
+            raise UserError(
+                f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job anew"
+            )
         return state
 
     def discard(self) -> None:
@@ -136,10 +156,15 @@ def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def environment(job: Job) -> dict[str, Any]:
-    return {"seed": job.config.seed, "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]], "python": platform.python_version(),
-            "platform": platform.platform(), "git_revision": _git_revision(),
-            "packages": {name: _version(name) for name in PACKAGES}}
+    return {
+        "seed": job.config.seed,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git_revision": _git_revision(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(name: str) -> str | None:
@@ -151,10 +176,18 @@ def _version(name: str) -> str | None:
 
 def _git_revision() -> str | None:
     """The revision of this code, where it runs from a checkout; '+' marks uncommitted changes."""
+
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True,
-                              check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -2,6 +2,7 @@
 
 Any installed package can add one under `fedscale.client_manager`; the name is the value of `sample_mode`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -21,11 +22,15 @@ GROUP = "fedscale.client_manager"
 def installed(points: Iterable[EntryPoint] | None = None) -> dict[str, EntryPoint]:
     """All registered client managers by name, unloaded. Two packages claiming one name is an error naming both."""
     found: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=GROUP) if points is None else points, key=lambda p: p.name):
+    for point in sorted(
+        entry_points(group=GROUP) if points is None else points, key=lambda p: p.name
+    ):
         other = found.setdefault(point.name, point)
         if other.value != point.value:
-            raise UserError(f"client manager {point.name!r} is claimed by two packages: "
-                            f"{_origin(other)} and {_origin(point)}; uninstall one of them")
+            raise UserError(
+                f"client manager {point.name!r} is claimed by two packages: "
+                f"{_origin(other)} and {_origin(point)}; uninstall one of them"
+            )
     return found
 
 
@@ -41,8 +46,10 @@ def client_manager_class(name: str, points: Iterable[EntryPoint] | None = None) 
     try:
         loaded = found[name].load()
     except Exception as error:  # a plugin may fail in any way when it is imported
-        raise UserError(f"client manager {name!r} of {_origin(found[name])} cannot be loaded: "
-                        f"{type(error).__name__}: {error}") from error
+        raise UserError(
+            f"client manager {name!r} of {_origin(found[name])} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(loaded, type):
         raise UserError(f"client manager {name!r} of {_origin(found[name])} is not a class")
     return loaded
@@ -59,8 +66,12 @@ def inner_of(outer: type[Selector], params: Params) -> tuple[str, type[Selector]
     if name is None:
         return None
     inner = selector_class(name)
-    require(inner is not None and inner is not outer and not inner.time_slots, f"{outer.name}.inner",
-            "a selector of fedsuv_plugin's contract without time slots, and not itself", name)
+    require(
+        inner is not None and inner is not outer and not inner.time_slots,
+        f"{outer.name}.inner",
+        "a selector of fedsuv_plugin's contract without time slots, and not itself",
+        name,
+    )
     assert inner is not None
     return name, inner
 
@@ -72,7 +83,9 @@ def required(name: str, params_of: ParamsOf) -> frozenset[str]:
     if selector is None:
         return frozenset()
     inner = inner_of(selector, params)
-    return selector.required(params) | (frozenset() if inner is None else required(inner[0], params_of))
+    return selector.required(params) | (
+        frozenset() if inner is None else required(inner[0], params_of)
+    )
 
 
 def params_class(manager: type) -> type[Params]:

@@ -3,6 +3,7 @@
 FedScale sends pickles over gRPC and keeps its traces in pickles. Loading a pickle runs whatever it says, so ours are
 read by an allow-list; anything else is refused by name before it is touched.
 """
+
 from __future__ import annotations
 
 import io
@@ -12,15 +13,39 @@ from typing import Any, BinaryIO
 from fedsuv_plugin.errors import UserError
 
 _ALLOWED = {
-    ("builtins", "bytearray"), ("builtins", "complex"), ("builtins", "frozenset"), ("builtins", "set"),
+    ("builtins", "bytearray"),
+    ("builtins", "complex"),
+    ("builtins", "frozenset"),
+    ("builtins", "set"),
     ("collections", "OrderedDict"),
-    ("numpy", "dtype"), ("numpy", "ndarray"),
-    *((f"numpy.{core}.{name}", function) for core in ("core", "_core") for name, function in (
-        ("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))),
-    ("torch", "device"), ("torch", "Size"), ("torch._utils", "_rebuild_tensor_v2"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    *(
+        (f"numpy.{core}.{name}", function)
+        for core in ("core", "_core")
+        for name, function in (
+            ("multiarray", "_reconstruct"),
+            ("multiarray", "scalar"),
+            ("numeric", "_frombuffer"),
+        )
+    ),
+    ("torch", "device"),
+    ("torch", "Size"),
+    ("torch._utils", "_rebuild_tensor_v2"),
     ("torch._utils", "_rebuild_parameter"),
 }
-_TORCH_DTYPES = {"float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}
+_TORCH_DTYPES = {
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+}
 
 
 class UnsafePickle(UserError):
@@ -41,7 +66,10 @@ def _bytes_from_text(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_REPLACED = {("torch.storage", "_load_from_bytes"): _storage_from_bytes, ("_codecs", "encode"): _bytes_from_text}
+_REPLACED = {
+    ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
+    ("_codecs", "encode"): _bytes_from_text,
+}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -52,7 +80,9 @@ class _Unpickler(pickle.Unpickler):
             return _REPLACED[module, name]
         if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):
             return super().find_class(module, name)
-        raise UnsafePickle(f"refused {module}.{name}: only numpy arrays, torch tensors and plain containers are loaded")
+        raise UnsafePickle(
+            f"refused {module}.{name}: only numpy arrays, torch tensors and plain containers are loaded"
+        )
 
     def persistent_load(self, pid: Any) -> Any:
         raise UnsafePickle("refused a persistent reference")

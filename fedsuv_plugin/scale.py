@@ -3,6 +3,7 @@
 A rule of few numbers, the same for every job file. It reads the job and nothing else, no data, so the same file gives
 the same smaller job everywhere. What it says of a small job is not what the paper says: it shows that a job learns.
 """
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -13,7 +14,13 @@ from fedsuv_plugin.config import Job
 
 # Training samples of the data sets whose samples are shared out, and the mean of a natural client's: from both follows
 # the data_fraction that leaves a client so many. A data set that is not here keeps its samples.
-TRAINING_SAMPLES = {"Mnist": 60_000, "fmnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "femnist": 700_000}
+TRAINING_SAMPLES = {
+    "Mnist": 60_000,
+    "fmnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "femnist": 700_000,
+}
 NATURAL_SAMPLES = {"Mnist": 110, "femnist": 200, "google_speech": 30, "shakespeare": 3_700}
 # 9 to 55 ms of one core for one training sample of 32 x 32 pixels; gpfl_cnn takes 1 ms.
 HEAVY = ("resnet18", "resnet34", "mobilenet_v2", "shufflenet_v2_x2_0")
@@ -24,27 +31,52 @@ DEFAULT_CLIENTS = 100  # of a job that does not say
 class Rule:
     """Bounds, but for clients and participants, of which one in so many is left."""
 
-    rounds: int                     # at most; pczfl.warmup_rounds shrink with them
-    evaluations: int                # about so many
-    clients: tuple[int, int]        # one in the first number, but at least the second; available_clients with them
-    participants: tuple[int, int]   # likewise
-    samples: int                    # of a client in the mean, at most: through data_fraction
-    test_samples: int               # at most
-    local_epochs: int               # at most
-    local_steps: int                # at most
-    batch_size: int                 # at most
-    stand_in_samples: int           # at most
-    public_fraction: float = 0      # at least, where the job has one: less would be no sample
-    models: Mapping[str, str] = field(default_factory=dict)  # those that would take too long, and what stands for them
+    rounds: int  # at most; pczfl.warmup_rounds shrink with them
+    evaluations: int  # about so many
+    clients: tuple[
+        int, int
+    ]  # one in the first number, but at least the second; available_clients with them
+    participants: tuple[int, int]  # likewise
+    samples: int  # of a client in the mean, at most: through data_fraction
+    test_samples: int  # at most
+    local_epochs: int  # at most
+    local_steps: int  # at most
+    batch_size: int  # at most
+    stand_in_samples: int  # at most
+    public_fraction: float = 0  # at least, where the job has one: less would be no sample
+    models: Mapping[str, str] = field(
+        default_factory=dict
+    )  # those that would take too long, and what stands for them
 
 
 RULES = {
     "full": None,
-    "mini": Rule(rounds=100, evaluations=20, clients=(10, 50), participants=(2, 5), samples=200, test_samples=1_000,
-                 local_epochs=1, local_steps=10, batch_size=16, stand_in_samples=2_000,
-                 models={**dict.fromkeys(HEAVY, "gpfl_cnn"), "char_lstm": "char_lstm_small"}),
-    "smoke": Rule(rounds=2, evaluations=2, clients=(1000, 6), participants=(10, 2), samples=4, test_samples=10,
-                  local_epochs=1, local_steps=1, batch_size=8, stand_in_samples=60, public_fraction=0.1),
+    "mini": Rule(
+        rounds=100,
+        evaluations=20,
+        clients=(10, 50),
+        participants=(2, 5),
+        samples=200,
+        test_samples=1_000,
+        local_epochs=1,
+        local_steps=10,
+        batch_size=16,
+        stand_in_samples=2_000,
+        models={**dict.fromkeys(HEAVY, "gpfl_cnn"), "char_lstm": "char_lstm_small"},
+    ),
+    "smoke": Rule(
+        rounds=2,
+        evaluations=2,
+        clients=(1000, 6),
+        participants=(10, 2),
+        samples=4,
+        test_samples=10,
+        local_epochs=1,
+        local_steps=1,
+        batch_size=8,
+        stand_in_samples=60,
+        public_fraction=0.1,
+    ),
 }
 EXPLAINED = """\
 --scale makes the same job smaller; --set wins over it, and what it changed is printed and recorded. full: nothing.
@@ -111,15 +143,24 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
         change("public_fraction", max(config.public_fraction, rule.public_fraction))
     if config.available_clients is not None:
         share = now("num_clients") / clients if config.data_map_file is None else 1
-        change("available_clients", max(round(config.available_clients * share), now("num_participants")))
+        change(
+            "available_clients",
+            max(round(config.available_clients * share), now("num_participants")),
+        )
     if "warmup_rounds" in params.get("pczfl", {}) and "pczfl.warmup_rounds" not in kept:
         warmup = params["pczfl"]["warmup_rounds"]
         assert isinstance(warmup, int)
-        params = {**params, "pczfl": {**params["pczfl"], "warmup_rounds": warmup * now("rounds") // config.rounds}}
+        params = {
+            **params,
+            "pczfl": {**params["pczfl"], "warmup_rounds": warmup * now("rounds") // config.rounds},
+        }
     smaller = replace(job, config=replace(config, **values), selector_params=params)
     before, after = job.flat(), smaller.flat()
-    return smaller, [f"{key}: {_value(job, before, key)} -> {_value(job, after, key)}"
-                     for key in {**before, **after} if before.get(key) != after.get(key)]
+    return smaller, [
+        f"{key}: {_value(job, before, key)} -> {_value(job, after, key)}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    ]
 
 
 def _one_in(rule: tuple[int, int], count: int) -> int:

@@ -9,6 +9,7 @@ FedScale runs its own aggregator and executors (two, as our processes do) over g
 which its model zoo does not have, and data in memory without its image transforms, which makes it faster.
 Ratios compare numbers of this one run; machines are noisy, so look at ratios, not at seconds.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,12 +30,28 @@ EXECUTORS = 2
 def bench_job(folder: str, rounds: int, threads: int) -> Any:
     from fedsuv_plugin.config import make_job
 
-    return make_job({
-        "job_name": "bench", "log_path": folder, "data_set": "synthetic", "synthetic_samples": SAMPLES,
-        "synthetic_dim": DIM, "synthetic_classes": CLASSES, "num_clients": CLIENTS, "model": "mlp",
-        "mlp_hidden": "64,30", "num_participants": PARTICIPANTS, "overcommitment": 1.0, "local_steps": STEPS,
-        "batch_size": BATCH, "learning_rate": 0.05, "rounds": rounds, "eval_interval": 10**6,
-        "checkpoint_every": 10**6, "torch_threads": threads})
+    return make_job(
+        {
+            "job_name": "bench",
+            "log_path": folder,
+            "data_set": "synthetic",
+            "synthetic_samples": SAMPLES,
+            "synthetic_dim": DIM,
+            "synthetic_classes": CLASSES,
+            "num_clients": CLIENTS,
+            "model": "mlp",
+            "mlp_hidden": "64,30",
+            "num_participants": PARTICIPANTS,
+            "overcommitment": 1.0,
+            "local_steps": STEPS,
+            "batch_size": BATCH,
+            "learning_rate": 0.05,
+            "rounds": rounds,
+            "eval_interval": 10**6,
+            "checkpoint_every": 10**6,
+            "torch_threads": threads,
+        }
+    )
 
 
 def bare_loop(job: Any) -> list[float]:
@@ -44,7 +61,11 @@ def bare_loop(job: Any) -> list[float]:
     from fedsuv_plugin.tasks import FederatedData, initial_model
 
     torch.set_num_threads(job.config.torch_threads)
-    data, model, config = FederatedData(job.config, torch.device("cpu")), initial_model(job.config), job.config
+    data, model, config = (
+        FederatedData(job.config, torch.device("cpu")),
+        initial_model(job.config),
+        job.config,
+    )
     clients = {c: data.training(c) for c in range(1, CLIENTS + 1)}
     weights = {name: t.clone() for name, t in model.state_dict().items()}
     seconds = []
@@ -55,10 +76,14 @@ def bare_loop(job: Any) -> list[float]:
             own = clients[client]
             model.load_state_dict(weights)
             model.train()
-            sgd = torch.optim.SGD(model.parameters(), lr=config.learning_rate, momentum=0.9, weight_decay=5e-4)
-            order = torch.cat([torch.randperm(len(own)) for _ in range(1 + STEPS * BATCH // len(own))])
+            sgd = torch.optim.SGD(
+                model.parameters(), lr=config.learning_rate, momentum=0.9, weight_decay=5e-4
+            )
+            order = torch.cat(
+                [torch.randperm(len(own)) for _ in range(1 + STEPS * BATCH // len(own))]
+            )
             for step in range(STEPS):
-                rows = order[step * BATCH:(step + 1) * BATCH]
+                rows = order[step * BATCH : (step + 1) * BATCH]
                 loss = torch.nn.functional.cross_entropy(model(own.x[rows]), own.y[rows])
                 sgd.zero_grad()
                 loss.backward()
@@ -76,11 +101,17 @@ def ours(job: Any, launcher: str) -> list[float]:
     from fedsuv_plugin.records import RunDirectory
 
     ends: list[float] = []
-    run_job(RunDirectory.create(job), launcher, EXECUTORS, lambda record, metrics: ends.append(time.perf_counter()))
+    run_job(
+        RunDirectory.create(job),
+        launcher,
+        EXECUTORS,
+        lambda record, metrics: ends.append(time.perf_counter()),
+    )
     return [b - a for a, b in zip(ends[:-2], ends[1:-1], strict=True)]
 
 
 # ---- stock FedScale
+
 
 def stock(folder: Path, rounds: int, threads: int) -> list[float]:
     from fedsuv_plugin.engine.processes import free_port
@@ -91,24 +122,49 @@ def stock(folder: Path, rounds: int, threads: int) -> list[float]:
         writer.writerow(["client_id", "sample_path", "label_name", "label_id"])
         writer.writerows([i % CLIENTS, i, 0, 0] for i in range(SAMPLES))
     options = {
-        "ps_port": free_port(), "log_path": folder, "job_name": "stock", "model": "bench_mlp", "data_set": "Mnist",
-        "data_map_file": map_file, "num_participants": PARTICIPANTS, "overcommitment": 1.0, "local_steps": STEPS,
-        "batch_size": BATCH, "rounds": rounds + 1, "eval_interval": 10**6, "use_cuda": "False",
-        "num_executors": EXECUTORS, "executor_configs": f"127.0.0.1:[{EXECUTORS}]"}
+        "ps_port": free_port(),
+        "log_path": folder,
+        "job_name": "stock",
+        "model": "bench_mlp",
+        "data_set": "Mnist",
+        "data_map_file": map_file,
+        "num_participants": PARTICIPANTS,
+        "overcommitment": 1.0,
+        "local_steps": STEPS,
+        "batch_size": BATCH,
+        "rounds": rounds + 1,
+        "eval_interval": 10**6,
+        "use_cuda": "False",
+        "num_executors": EXECUTORS,
+        "executor_configs": f"127.0.0.1:[{EXECUTORS}]",
+    }
     command = [sys.executable, __file__, "--threads", str(threads)]
     words = [f"--{key}={value}" for key, value in options.items()]
     with (folder / "stock.log").open("wb") as log:
-        executors = [subprocess.Popen([*command, "--stock-role", "executor", *words, f"--this_rank={rank}"],
-                                      stdout=log, stderr=log) for rank in range(1, EXECUTORS + 1)]
+        executors = [
+            subprocess.Popen(
+                [*command, "--stock-role", "executor", *words, f"--this_rank={rank}"],
+                stdout=log,
+                stderr=log,
+            )
+            for rank in range(1, EXECUTORS + 1)
+        ]
         try:
-            done = subprocess.run([*command, "--stock-role", "aggregator", *words, "--this_rank=0"], check=True,
-                                  stdout=subprocess.PIPE, stderr=log, timeout=120 + 30 * rounds)
+            done = subprocess.run(
+                [*command, "--stock-role", "aggregator", *words, "--this_rank=0"],
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=120 + 30 * rounds,
+            )
         finally:
             for executor in executors:
                 executor.kill()
                 executor.wait()
     ends = json.loads(done.stdout.splitlines()[-1])
-    return [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)][1:]  # the first includes an evaluation
+    return [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)][
+        1:
+    ]  # the first includes an evaluation
 
 
 def stock_role(role: str, threads: int, words: list[str]) -> None:
@@ -131,14 +187,22 @@ def stock_role(role: str, threads: int, words: list[str]) -> None:
     from torch import nn
 
     def model() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(DIM, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU(),
-                             nn.Linear(30, CLASSES))
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(DIM, 64),
+            nn.ReLU(),
+            nn.Linear(64, 30),
+            nn.ReLU(),
+            nn.Linear(30, CLASSES),
+        )
 
     class Data(torch.utils.data.TensorDataset):
         def __init__(self, n: int):
             rng = np.random.default_rng(0)
             self.targets = torch.from_numpy(rng.integers(CLASSES, size=n))
-            super().__init__(torch.from_numpy(rng.normal(size=(n, DIM)).astype(np.float32)), self.targets)
+            super().__init__(
+                torch.from_numpy(rng.normal(size=(n, DIM)).astype(np.float32)), self.targets
+            )
 
     aggregator.init_model = executor.init_model = model
     executor.init_dataset = lambda: (Data(SAMPLES), Data(100))
@@ -159,9 +223,13 @@ def stock_role(role: str, threads: int, words: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--stock-rounds", type=int, default=6, help="stock is slow; its rounds are alike")
+    parser.add_argument(
+        "--stock-rounds", type=int, default=6, help="stock is slow; its rounds are alike"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads of every process")
     parser.add_argument("--stock-role", choices=("aggregator", "executor"), help=argparse.SUPPRESS)
     args, words = parser.parse_known_args()
@@ -178,14 +246,21 @@ def main() -> None:
         for _ in range(2):
             bare += bare_loop(half)
             loopback += ours(half, "loopback")
-        seconds = {"bare loop": median(bare), "loopback": median(loopback),
-                   "processes": median(ours(job, "processes")),
-                   "stock FedScale": median(stock(Path(folder), args.stock_rounds, args.threads))}
-    print(f"{CLIENTS} clients, {PARTICIPANTS} a round, {STEPS} steps of batch {BATCH}, MLP {DIM}-64-30-{CLASSES}, "
-          f"{args.threads} torch thread(s); median seconds per round")
+        seconds = {
+            "bare loop": median(bare),
+            "loopback": median(loopback),
+            "processes": median(ours(job, "processes")),
+            "stock FedScale": median(stock(Path(folder), args.stock_rounds, args.threads)),
+        }
+    print(
+        f"{CLIENTS} clients, {PARTICIPANTS} a round, {STEPS} steps of batch {BATCH}, MLP {DIM}-64-30-{CLASSES}, "
+        f"{args.threads} torch thread(s); median seconds per round"
+    )
     for name, value in seconds.items():
-        print(f"{name:16} {value:8.4f} s   {value / seconds['bare loop']:7.2f} x the bare loop   "
-              f"{seconds['stock FedScale'] / value:7.1f} x faster than stock")
+        print(
+            f"{name:16} {value:8.4f} s   {value / seconds['bare loop']:7.2f} x the bare loop   "
+            f"{seconds['stock FedScale'] / value:7.1f} x faster than stock"
+        )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ slowest of the job, for fedsuv one with an exact Gaussian process of nearly 1,02
 Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is reported. The bundled
 Oort runs with the builtins that `from numpy import *` shadows put back, without which it fails on NumPy 2.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,13 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.selectors.base import ACCURACY_GAIN, ClientTable, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    ACCURACY_GAIN,
+    ClientTable,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
 
@@ -45,17 +52,32 @@ class World:
     def __init__(self, n: int):
         rng = np.random.default_rng(1)
         samples = rng.integers(20, 500, n)
-        features = np.column_stack([rng.lognormal(3, 1, n), rng.integers(2, 17, n), rng.choice([2.0, 4, 8, 16], n),
-                                    rng.lognormal(4, 2, n), rng.integers(0, 3, n)])
+        features = np.column_stack(
+            [
+                rng.lognormal(3, 1, n),
+                rng.integers(2, 17, n),
+                rng.choice([2.0, 4, 8, 16], n),
+                rng.lognormal(4, 2, n),
+                rng.integers(0, 3, n),
+            ]
+        )
         self.clients = ClientTable(
-            ids=np.arange(1, n + 1), samples=samples, round_samples=np.minimum(samples, 200), features=features,
+            ids=np.arange(1, n + 1),
+            samples=samples,
+            round_samples=np.minimum(samples, 200),
+            features=features,
             feature_names=("cpu_gflops", "cores", "memory_gb", "gpu_gflops", "gpus"),
-            expected_duration=200 / features[:, 0], energy=np.zeros(n), position=np.zeros((n, 2)))
+            expected_duration=200 / features[:, 0],
+            energy=np.zeros(n),
+            position=np.zeros((n, 2)),
+        )
         self.online = np.arange(n)
         self._utility = np.log1p(samples) * (2 + np.sin(features[:, 1]))
 
     def view(self, t: int) -> RoundView:
-        return RoundView(round=t, total_rounds=1000, clock=0.0, online=self.online, clients=self.clients)
+        return RoundView(
+            round=t, total_rounds=1000, clock=0.0, online=self.online, clients=self.clients
+        )
 
     def outcome(self, t: int, rows: np.ndarray | None = None) -> RoundOutcome:
         """What becomes of `rows`, or of 20 random clients; the same in every process."""
@@ -64,9 +86,16 @@ class World:
         seconds = self.clients.expected_duration[rows] * rng.lognormal(0, 0.1, len(rows))
         valid = seconds < 15
         loss = np.where(valid, self._utility[rows] * rng.lognormal(0, 0.2, len(rows)), 0)
-        return RoundOutcome(round=t, rows=rows, valid=valid, duration=seconds, loss=loss, utility=10 * loss,
-                            samples=self.clients.round_samples[rows],
-                            signals={ACCURACY_GAIN: np.where(valid, 0.1, 0.0)})
+        return RoundOutcome(
+            round=t,
+            rows=rows,
+            valid=valid,
+            duration=seconds,
+            loss=loss,
+            utility=10 * loss,
+            samples=self.clients.round_samples[rows],
+            signals={ACCURACY_GAIN: np.where(valid, 0.1, 0.0)},
+        )
 
 
 class BundledOort:
@@ -78,21 +107,37 @@ class BundledOort:
         for name in vars(builtins):
             if not name.startswith("__") and hasattr(oort, name):
                 setattr(oort, name, getattr(builtins, name))
-        self._oort = oort._training_selector(SimpleNamespace(**asdict(OortParams()), exploration_alpha=0.3))
-        for client, size, seconds in zip(clients.ids.tolist(), clients.round_samples.tolist(),
-                                         clients.expected_duration.tolist(), strict=True):
+        self._oort = oort._training_selector(
+            SimpleNamespace(**asdict(OortParams()), exploration_alpha=0.3)
+        )
+        for client, size, seconds in zip(
+            clients.ids.tolist(),
+            clients.round_samples.tolist(),
+            clients.expected_duration.tolist(),
+            strict=True,
+        ):
             self._oort.register_client(client, {"reward": size, "duration": 1.0})
             self._oort.update_duration(client, seconds)
         self._online = set(clients.ids.tolist())  # FedScale has it as a set; making it is not timed
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        return np.array(self._oort.select_participant(k, feasible_clients=self._online), np.int64) - 1
+        return (
+            np.array(self._oort.select_participant(k, feasible_clients=self._online), np.int64) - 1
+        )
 
     def update(self, outcome: RoundOutcome) -> None:
-        for row, reward, seconds in zip(outcome.rows.tolist(), outcome.utility.tolist(), outcome.duration.tolist(),
-                                        strict=True):
-            self._oort.update_client_util(row + 1, {"reward": reward, "duration": seconds, "status": True,
-                                                    "time_stamp": outcome.round})
+        for row, reward, seconds in zip(
+            outcome.rows.tolist(), outcome.utility.tolist(), outcome.duration.tolist(), strict=True
+        ):
+            self._oort.update_client_util(
+                row + 1,
+                {
+                    "reward": reward,
+                    "duration": seconds,
+                    "status": True,
+                    "time_stamp": outcome.round,
+                },
+            )
 
 
 def make(name: str, clients: ClientTable) -> Any:
@@ -103,7 +148,10 @@ def make(name: str, clients: ClientTable) -> Any:
         return Random(NoParams(), clients, rng)
     if name == "oort":
         return Oort(OortParams(), clients, rng)
-    from fedsuv_plugin.selectors.fedsuv import FedSUV, FedSUVParams  # here: gpytorch is not the others' memory
+    from fedsuv_plugin.selectors.fedsuv import (
+        FedSUV,
+        FedSUVParams,
+    )  # here: gpytorch is not the others' memory
 
     return FedSUV(FedSUVParams(), clients, rng)
 
@@ -128,18 +176,31 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
         again = time.perf_counter()
         selector.update(outcome)
         seconds.append(time.perf_counter() - again + middle - begin)
-    return {"seconds": seconds[-(timed - 1):], "slowest": max(seconds[0 if play else 1:]),
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {
+        "seconds": seconds[-(timed - 1) :],
+        "slowest": max(seconds[0 if play else 1 :]),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def in_a_process(name: str, n: int, args: argparse.Namespace) -> dict[str, Any] | None:
     """The case in a process of its own; None if FedScale's Oort is not installed or fails."""
-    words = [f"--rounds={args.rounds}", f"--timed={4 if name == BUNDLED else args.timed}", f"--threads={args.threads}",
-             f"--case={name}", f"--clients={n}", *(["--play"] if args.play and name != BUNDLED else [])]
+    words = [
+        f"--rounds={args.rounds}",
+        f"--timed={4 if name == BUNDLED else args.timed}",
+        f"--threads={args.threads}",
+        f"--case={name}",
+        f"--clients={n}",
+        *(["--play"] if args.play and name != BUNDLED else []),
+    ]
     threads = str(args.threads)
-    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=False,
-                          stderr=subprocess.PIPE if name == BUNDLED else None,
-                          env={**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads})
+    done = subprocess.run(
+        [sys.executable, __file__, *words],
+        stdout=subprocess.PIPE,
+        check=False,
+        stderr=subprocess.PIPE if name == BUNDLED else None,
+        env={**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
+    )
     if done.returncode:
         if name != BUNDLED:
             sys.exit(f"{name} at {n} clients failed")
@@ -150,20 +211,38 @@ def in_a_process(name: str, n: int, args: argparse.Namespace) -> dict[str, Any] 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[3_500, 100_000, 1_000_000])
     parser.add_argument("--selectors", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--rounds", type=int, default=200, help="of feedback before the clock starts")
-    parser.add_argument("--timed", type=int, default=11, help="rounds played after them; the first is not timed")
-    parser.add_argument("--play", action="store_true", help="select in the rounds before, too (minutes at 1,000,000)")
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="of feedback before the clock starts"
+    )
+    parser.add_argument(
+        "--timed", type=int, default=11, help="rounds played after them; the first is not timed"
+    )
+    parser.add_argument(
+        "--play",
+        action="store_true",
+        help="select in the rounds before, too (minutes at 1,000,000)",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--case", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        print(json.dumps(case(args.case, args.clients[0], args.rounds, args.timed, args.play, args.threads)))
+        print(
+            json.dumps(
+                case(args.case, args.clients[0], args.rounds, args.timed, args.play, args.threads)
+            )
+        )
         return
-    print(f"{args.rounds} rounds of feedback, {COHORT} clients each; seconds per selection; {args.threads} thread(s)")
-    print(f"{'clients':>10}  {'selector':13} {'median':>9} {'mean':>9} {'slowest':>9} {'peak MB':>8}   bundled / mean")
+    print(
+        f"{args.rounds} rounds of feedback, {COHORT} clients each; seconds per selection; {args.threads} thread(s)"
+    )
+    print(
+        f"{'clients':>10}  {'selector':13} {'median':>9} {'mean':>9} {'slowest':>9} {'peak MB':>8}   bundled / mean"
+    )
     for n in args.clients:
         results = {name: in_a_process(name, n, args) for name in args.selectors}
         bundled = results.get(BUNDLED)
@@ -171,8 +250,11 @@ def main() -> None:
             if result is not None:
                 average = mean(result["seconds"])
                 ratio = f"{mean(bundled['seconds']) / average:8.1f} x" if bundled else ""
-                print(f"{n:>10,}  {name:13} {median(result['seconds']):9.4f} {average:9.4f} {result['slowest']:9.4f} "
-                      f"{result['peak_mb']:8.0f}   {ratio}", flush=True)
+                print(
+                    f"{n:>10,}  {name:13} {median(result['seconds']):9.4f} {average:9.4f} {result['slowest']:9.4f} "
+                    f"{result['peak_mb']:8.0f}   {ratio}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ FedScale's `ClientMetadata.is_active` moves at most one interval per call, so th
 t is right for the clients whose second interval is not over at t. Answers are compared for those; of the others only
 that whomever FedScale calls online we do, too.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,12 +33,19 @@ from fedsuv_plugin.traces.population import Population, load_population
 from fedsuv_plugin.traces.tables import Trace
 
 T = TypeVar("T")
-TIMES = (20_000.0, 150_000.0, 400_000.0, 1_000_000.0)  # within the week the trace lasts, and past it
+TIMES = (
+    20_000.0,
+    150_000.0,
+    400_000.0,
+    1_000_000.0,
+)  # within the week the trace lasts, and past it
 RESNET18 = 349_200.0  # kbit, FedScale's unit
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=1_000_000)
     n = parser.parse_args().clients
     logging.disable(logging.INFO)  # FedScale logs a line at every look-up
@@ -49,7 +57,9 @@ def main() -> None:
         population = report("load, both tables", lambda: load_population(n, path, path))
     availability = population.availability
     assert availability is not None
-    print(f"{'size of the arrays':44}{size(population) / 1e6:10.1f} MB; process at most {memory():.0f} MB")
+    print(
+        f"{'size of the arrays':44}{size(population) / 1e6:10.1f} MB; process at most {memory():.0f} MB"
+    )
     bench(population, availability)
 
 
@@ -62,9 +72,11 @@ def bench(population: Population, availability: Availability) -> None:
     n = len(population)
     report("first look-up (sorts the intervals once)", lambda: availability.online(0.0))
     report("look-up, mean of 40", lambda: [availability.online(t) for t in TIMES * 10], 40)
-    subset = np.random.default_rng(0).permutation(n)[:n // 10]
-    report("look-up of a tenth, each at its own time",
-           lambda: availability.online(np.linspace(0.0, 1e6, len(subset)), subset))
+    subset = np.random.default_rng(0).permutation(n)[: n // 10]
+    report(
+        "look-up of a tenth, each at its own time",
+        lambda: availability.online(np.linspace(0.0, 1e6, len(subset)), subset),
+    )
     work, rows = Work(32, 20, RESNET18, RESNET18), np.arange(n)
     ours = report("durations", lambda: sum(durations(population, work, rows), np.zeros(n)))
 
@@ -73,9 +85,15 @@ def bench(population: Population, availability: Availability) -> None:
     theirs = report("FedScale: getFeasibleClients", lambda: manager.getFeasibleClients(TIMES[0]))
     compare(availability, TIMES[0], np.array(theirs) - 1)
     slow = report("FedScale: get_completion_time of all", lambda: fedscale_durations(manager, n))
-    np.testing.assert_allclose(slow, ours, rtol=1e-9)  # as much goes up as down, so one bandwidth can stand for both
-    print(f"\nlook-up   {SECONDS['FedScale: getFeasibleClients'] / SECONDS['look-up, mean of 40']:8.0f} times as fast")
-    print(f"durations {SECONDS['FedScale: get_completion_time of all'] / SECONDS['durations']:8.0f} times as fast")
+    np.testing.assert_allclose(
+        slow, ours, rtol=1e-9
+    )  # as much goes up as down, so one bandwidth can stand for both
+    print(
+        f"\nlook-up   {SECONDS['FedScale: getFeasibleClients'] / SECONDS['look-up, mean of 40']:8.0f} times as fast"
+    )
+    print(
+        f"durations {SECONDS['FedScale: get_completion_time of all'] / SECONDS['durations']:8.0f} times as fast"
+    )
 
 
 SECONDS: dict[str, float] = {}
@@ -105,7 +123,9 @@ def size(population: Population) -> int:
 
 def fedscale_manager(population: Population) -> Any:
     """FedScale's own manager with the same devices and users, as its aggregator would register them."""
-    manager = ClientManager("random", SimpleNamespace(filter_less=0, filter_more=1e15, device_avail_file=None))
+    manager = ClientManager(
+        "random", SimpleNamespace(filter_less=0, filter_more=1e15, device_avail_file=None)
+    )
     trace = Trace.of(population)
     assert trace.devices is not None and trace.device_ids is not None and trace.users is not None
     manager.user_trace = behaviour_of(trace.users)
@@ -117,7 +137,10 @@ def fedscale_manager(population: Population) -> Any:
 
 
 def fedscale_durations(manager: Any, n: int) -> list[float]:
-    times = (manager.get_completion_time(client, 32, 20, RESNET18, RESNET18) for client in range(1, n + 1))
+    times = (
+        manager.get_completion_time(client, 32, 20, RESNET18, RESNET18)
+        for client in range(1, n + 1)
+    )
     return [time["computation"] + time["communication"] for time in times]
 
 
@@ -126,14 +149,18 @@ def compare(availability: Availability, now: float, theirs: np.ndarray) -> None:
     n = len(availability)
     mine, fedscale = availability.online(now), np.zeros(n, bool)
     fedscale[theirs] = True
-    second = np.minimum(availability.offsets[:-1] + 1, availability.offsets[1:] - 1)  # the last, where there is one
+    second = np.minimum(
+        availability.offsets[:-1] + 1, availability.offsets[1:] - 1
+    )  # the last, where there is one
     time_now = np.mod(now, availability.periods)
     right = (time_now <= availability.ends[second]) | (availability.lengths < 2)
     right &= availability.lengths > 0
     assert np.array_equal(mine[right], fedscale[right]), "answers differ where FedScale's is right"
     assert mine[fedscale].all(), "FedScale found someone online whom we did not"
-    print(f"  same answer for the {right.sum():,} clients where FedScale's is right; of the other {n - right.sum():,} "
-          f"it misses {np.sum(mine & ~fedscale):,} who are online")
+    print(
+        f"  same answer for the {right.sum():,} clients where FedScale's is right; of the other {n - right.sum():,} "
+        f"it misses {np.sum(mine & ~fedscale):,} who are online"
+    )
 
 
 if __name__ == "__main__":

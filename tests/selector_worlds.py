@@ -1,4 +1,5 @@
 """Small worlds for selector tests: client tables, views and outcomes from a few numbers."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,26 +15,46 @@ def table(n: int, samples: Numbers = 40, duration: Numbers = 10.0) -> ClientTabl
     """n clients with ids 1..n; a single number stands for all of them."""
     sizes = np.broadcast_to(np.asarray(samples), n).astype(np.int64)
     seconds = np.broadcast_to(np.asarray(duration, float), n).copy()
-    return ClientTable(ids=np.arange(1, n + 1), samples=sizes, round_samples=sizes.copy(),
-                       features=seconds[:, None].copy(), feature_names=("seconds",), expected_duration=seconds,
-                       energy=np.zeros(n), position=np.zeros((n, 2)))
+    return ClientTable(
+        ids=np.arange(1, n + 1),
+        samples=sizes,
+        round_samples=sizes.copy(),
+        features=seconds[:, None].copy(),
+        feature_names=("seconds",),
+        expected_duration=seconds,
+        energy=np.zeros(n),
+        position=np.zeros((n, 2)),
+    )
 
 
-def look(clients: ClientTable, round_number: int = 1, online: Sequence[int] | np.ndarray | None = None) -> RoundView:
+def look(
+    clients: ClientTable, round_number: int = 1, online: Sequence[int] | np.ndarray | None = None
+) -> RoundView:
     """The view of one round; everyone is online unless rows are given."""
     rows = np.arange(len(clients)) if online is None else np.sort(np.asarray(online, np.int64))
     return RoundView(round=round_number, total_rounds=100, clock=0.0, online=rows, clients=clients)
 
 
-def outcome(round_number: int, rows: Sequence[int] | np.ndarray, utility: Numbers = 1.0,
-            valid: bool | Sequence[bool] | np.ndarray = True, duration: Numbers = 10.0) -> RoundOutcome:
+def outcome(
+    round_number: int,
+    rows: Sequence[int] | np.ndarray,
+    utility: Numbers = 1.0,
+    valid: bool | Sequence[bool] | np.ndarray = True,
+    duration: Numbers = 10.0,
+) -> RoundOutcome:
     """What became of `rows`; those who missed the round report 0, as the adapter sees to."""
     asked = np.asarray(rows, np.int64)
     made_it = np.broadcast_to(np.asarray(valid, bool), asked.shape).copy()
     reported = np.where(made_it, np.broadcast_to(np.asarray(utility, float), asked.shape), 0.0)
-    return RoundOutcome(round=round_number, rows=asked, valid=made_it,
-                        duration=np.broadcast_to(np.asarray(duration, float), asked.shape).copy(),
-                        loss=reported.copy(), utility=reported, samples=np.ones(len(asked), np.int64))
+    return RoundOutcome(
+        round=round_number,
+        rows=asked,
+        valid=made_it,
+        duration=np.broadcast_to(np.asarray(duration, float), asked.shape).copy(),
+        loss=reported.copy(),
+        utility=reported,
+        samples=np.ones(len(asked), np.int64),
+    )
 
 
 def five_sigma(n: int, p: float) -> float:

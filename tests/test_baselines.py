@@ -1,4 +1,5 @@
 """`random`, `round_robin`, and `best`, which breaks everybody's ties."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -22,9 +23,14 @@ def make(cls: type[Selector], n: int, seed: int = 0) -> Selector:
 
 # both
 
+
 @BOTH
-@pytest.mark.parametrize(("k", "online"), [(1, [4]), (3, [0, 2, 5, 7, 9]), (5, [1, 2, 3, 4, 5]), (9, [0, 8, 9])])
-def test_min_of_k_and_online_distinct_online_rows(cls: type[Selector], k: int, online: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("k", "online"), [(1, [4]), (3, [0, 2, 5, 7, 9]), (5, [1, 2, 3, 4, 5]), (9, [0, 8, 9])]
+)
+def test_min_of_k_and_online_distinct_online_rows(
+    cls: type[Selector], k: int, online: list[int]
+) -> None:
     s = make(cls, 10)
     for t in range(1, 20):
         rows = s.select(look(s.clients, t, online), k)
@@ -71,6 +77,7 @@ def test_a_resumed_selector_continues_exactly(cls: type[Selector]) -> None:
 
 # random
 
+
 def test_random_stays_uniform_round_after_round() -> None:
     # One selector, 3000 rounds, 3 of 8 online: Binomial(3000, 3/8) each; pairs too, 3*2/(8*7) = 3/28.
     s, counts, pair = make(Random, 12), np.zeros(12), 0
@@ -90,6 +97,7 @@ def test_random_leaves_the_online_rows_alone() -> None:
 
 
 # round_robin
+
 
 @pytest.mark.parametrize("seed", range(5))
 def test_turns_are_equal_when_all_stay_online(seed: int) -> None:
@@ -143,7 +151,9 @@ def test_round_robin_explains_itself() -> None:
 
 # best
 
-scores_lists = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]) | st.floats(-10, 10), max_size=30)
+scores_lists = st.lists(
+    st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf]) | st.floats(-10, 10), max_size=30
+)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -163,7 +173,11 @@ def test_best_takes_integers_and_keeps_its_input() -> None:
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_ties_at_the_threshold_are_fair(k: int) -> None:
     # The 9 is always in; k - 1 seats for five equal ones (k = 1: none). Each gets one with probability (k-1)/5.
-    scores, rng, counts = np.array([1.0, 5, 5, 9, 5, 5, 5, 0]), np.random.default_rng(0), np.zeros(8)
+    scores, rng, counts = (
+        np.array([1.0, 5, 5, 9, 5, 5, 5, 0]),
+        np.random.default_rng(0),
+        np.zeros(8),
+    )
     for _ in range(2000):
         counts[best(scores, k, rng)] += 1
     share = (k - 1) / 5

@@ -1,4 +1,5 @@
 """One contract for every client manager we register, through FedScale's own calls."""
+
 from __future__ import annotations
 
 import json
@@ -18,7 +19,9 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.fedscale_env import parser_module
 from fedsuv_plugin.selectors.base import RoundOutcome, RoundView, Selector
 
-OURS = sorted(name for name, point in registry.installed().items() if point.value.startswith("fedsuv_plugin."))
+OURS = sorted(
+    name for name, point in registry.installed().items() if point.value.startswith("fedsuv_plugin.")
+)
 
 
 def args(**values: object) -> Namespace:
@@ -28,10 +31,14 @@ def args(**values: object) -> Namespace:
 
 def manager(name: str, sizes: list[int], **values: object) -> Any:
     """Made and filled as FedScale's aggregator does it."""
-    made = registry.client_manager_class(name)(name, args=args(sample_mode=name, filter_less=1, **values))
+    made = registry.client_manager_class(name)(
+        name, args=args(sample_mode=name, filter_less=1, **values)
+    )
     for i, size in enumerate(sizes, start=1):
         made.register_client(1, i, size=size, speed={"computation": 1.0, "communication": 1.0})
-        made.registerDuration(i, batch_size=10, local_steps=2, upload_size=100.0, download_size=100.0)
+        made.registerDuration(
+            i, batch_size=10, local_steps=2, upload_size=100.0, download_size=100.0
+        )
     return made
 
 
@@ -42,15 +49,24 @@ def play(made: Any, k: int, rounds: int, seed: int = 0) -> list[list[int]]:
         chosen = made.select_participants(k, cur_time=float(t))
         picks.append(chosen)
         for client in chosen:
-            made.register_feedback(client, float(rng.random() * 50), auxi=float(rng.random()), time_stamp=t,
-                                   duration=float(rng.random()), success=bool(rng.random() < 0.8))
+            made.register_feedback(
+                client,
+                float(rng.random() * 50),
+                auxi=float(rng.random()),
+                time_stamp=t,
+                duration=float(rng.random()),
+                success=bool(rng.random() < 0.8),
+            )
     return picks
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_each_is_a_fedscale_client_manager(name: str) -> None:
     assert issubclass(registry.client_manager_class(name), ClientManager)
-    assert manager(name, [5, 6]).getDataInfo() == {"total_feasible_clients": 2, "total_num_samples": 11}
+    assert manager(name, [5, 6]).getDataInfo() == {
+        "total_feasible_clients": 2,
+        "total_num_samples": 11,
+    }
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -59,7 +75,9 @@ def test_each_is_a_fedscale_client_manager(name: str) -> None:
 def test_min_k_n_distinct_plain_ints(name: str, n: int, k: int, seed: int) -> None:
     made = manager(name, [10] * n)
     for picks in play(made, k, 5, seed):
-        if made.selector_class.free_cohort:  # its own size: all in pczfl's warm-up, and by oracle's default
+        if (
+            made.selector_class.free_cohort
+        ):  # its own size: all in pczfl's warm-up, and by oracle's default
             assert sorted(picks) == list(range(1, n + 1))
         else:
             assert len(picks) == len(set(picks)) == min(k, n)
@@ -84,7 +102,9 @@ def test_only_online_clients_are_asked(name: str, tmp_path: Path) -> None:
     assert made.getFeasibleClients(50.0) == [1, 5, 9]
     assert [made.isClientActive(c, 50.0) for c in (1, 2)] == [True, False]
     assert sorted(made.select_participants(10, cur_time=50.0)) == [1, 5, 9]
-    assert len(made.select_participants(10, cur_time=195.0)) == (12 if made.selector_class.free_cohort else 10)
+    assert len(made.select_participants(10, cur_time=195.0)) == (
+        12 if made.selector_class.free_cohort else 10
+    )
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -102,8 +122,13 @@ def test_rubbish_leaves_the_state_finite(name: str, bad: float) -> None:
     made = manager(name, [10] * 6)
     for t in range(1, 6):
         for i, client in enumerate(made.select_participants(3)):
-            made.register_feedback(client, bad if i == 0 else 1.0, auxi=bad if i == 1 else 1.0, time_stamp=t,
-                                   duration=bad if i == 2 else 1.0)
+            made.register_feedback(
+                client,
+                bad if i == 0 else 1.0,
+                auxi=bad if i == 1 else 1.0,
+                time_stamp=t,
+                duration=bad if i == 2 else 1.0,
+            )
     made.select_participants(3)
     for value in made.state_dict()["selector"].values():
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
@@ -200,10 +225,15 @@ def test_one_round_of_calls_is_one_outcome() -> None:
     assert (first.round, first.clock, first.online.tolist()) == (1, 7.0, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize(("pick", "problem"), [
-    (lambda view: np.array([0, 0]), "a row twice"), (lambda view: np.array([0, 9]), "rows that are not online"),
-    (lambda view: np.array([0.0, 1.0]), "an array of float64"),
-    (lambda view: np.array([[0, 1]]), r"of shape \(1, 2\)")])
+@pytest.mark.parametrize(
+    ("pick", "problem"),
+    [
+        (lambda view: np.array([0, 0]), "a row twice"),
+        (lambda view: np.array([0, 9]), "rows that are not online"),
+        (lambda view: np.array([0.0, 1.0]), "an array of float64"),
+        (lambda view: np.array([[0, 1]]), r"of shape \(1, 2\)"),
+    ],
+)
 def test_a_selector_that_breaks_the_contract_is_named(pick: Any, problem: str) -> None:
     made = recorder()
     made.selector.pick = pick  # type: ignore[attr-defined]

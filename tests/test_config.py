@@ -1,4 +1,5 @@
 """Job files: what is accepted, what is refused and in which words."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,29 +29,44 @@ def test_every_shipped_config_is_sound(path: Path) -> None:
     assert load_job(path).config.job_name
 
 
-@pytest.mark.parametrize(("job_conf", "message"), [
-    ("  - num_participant: 3", "unknown key 'num_participant'; did you mean 'num_participants'?"),
-    ("  - num_participants: 0", "num_participants: expected an integer >= 1, got 0"),
-    ("  - learning_rate: fast", "learning_rate: expected a number > 0, got 'fast'"),
-    ("  - sample_mode: fedsvu", "unknown client manager 'fedsvu'; installed: "),
-    ("  - rounds: 5\n  - rounds: 6", "job_conf: key 'rounds' is given twice"),
-    ("  rounds: 5", "job_conf: expected a list of `- key: value`, got dict"),
-    ("  - oort.exploration: 0.3", "oort: unknown key 'exploration'"),
-    ("  - oort.exploration_min: 3", "oort.exploration_min: expected a number >= 0 and <= 1, got 3"),
-    ("  - ort.exploration_min: 0.3", "unknown selector 'ort'; did you mean 'oort'?"),
-    ("  - exploration_min: 3", "oort.exploration_min: expected a number >= 0 and <= 1, got 3"),
-    ("  - engine: tensorflow", "engine: expected pytorch, got 'tensorflow'"),
-    ("  - task: nlp", "task: expected cv or speech or text_clf, got 'nlp'"),
-])
+@pytest.mark.parametrize(
+    ("job_conf", "message"),
+    [
+        (
+            "  - num_participant: 3",
+            "unknown key 'num_participant'; did you mean 'num_participants'?",
+        ),
+        ("  - num_participants: 0", "num_participants: expected an integer >= 1, got 0"),
+        ("  - learning_rate: fast", "learning_rate: expected a number > 0, got 'fast'"),
+        ("  - sample_mode: fedsvu", "unknown client manager 'fedsvu'; installed: "),
+        ("  - rounds: 5\n  - rounds: 6", "job_conf: key 'rounds' is given twice"),
+        ("  rounds: 5", "job_conf: expected a list of `- key: value`, got dict"),
+        ("  - oort.exploration: 0.3", "oort: unknown key 'exploration'"),
+        (
+            "  - oort.exploration_min: 3",
+            "oort.exploration_min: expected a number >= 0 and <= 1, got 3",
+        ),
+        ("  - ort.exploration_min: 0.3", "unknown selector 'ort'; did you mean 'oort'?"),
+        ("  - exploration_min: 3", "oort.exploration_min: expected a number >= 0 and <= 1, got 3"),
+        ("  - engine: tensorflow", "engine: expected pytorch, got 'tensorflow'"),
+        ("  - task: nlp", "task: expected cv or speech or text_clf, got 'nlp'"),
+    ],
+)
 def test_bad_keys_are_named_with_their_file(tmp_path: Path, job_conf: str, message: str) -> None:
     path = write(tmp_path / "job.yml", f"job_conf:\n{job_conf}\n")
     assert refusal(path).startswith(f"{path}: {message}")
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("job_conf: [", "not a YAML file"), ("- 1", "expected a FedScale job file with `job_conf`, got list"),
-    ("jobconf: []", "unknown key 'jobconf'; did you mean 'job_conf'?"), ("", "got NoneType"),
-    ("ps_ip: x", "job_conf: expected a list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("job_conf: [", "not a YAML file"),
+        ("- 1", "expected a FedScale job file with `job_conf`, got list"),
+        ("jobconf: []", "unknown key 'jobconf'; did you mean 'job_conf'?"),
+        ("", "got NoneType"),
+        ("ps_ip: x", "job_conf: expected a list"),
+    ],
+)
 def test_files_that_are_no_job_files(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path / "job.yml", text)
     assert message in refusal(path)
@@ -68,16 +84,21 @@ def test_overrides_win_and_are_checked() -> None:
 
 
 def test_files_are_found_from_the_working_directory_or_from_the_job_file(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "traces").mkdir()
     (tmp_path / "traces" / "a.npz").touch()
-    path = write(tmp_path / "configs" / "job.yml", "job_conf:\n  - device_conf_file: traces/a.npz\n"
-                 "  - device_avail_file: traces/b.npz\n")
+    path = write(
+        tmp_path / "configs" / "job.yml",
+        "job_conf:\n  - device_conf_file: traces/a.npz\n  - device_avail_file: traces/b.npz\n",
+    )
     monkeypatch.chdir(tmp_path / "traces")
     config = load_job(path).config
     assert config.device_conf_file == str(tmp_path / "traces" / "a.npz")
-    assert config.device_avail_file == "traces/b.npz"  # nowhere: left as it is, for the error to name
+    assert (
+        config.device_avail_file == "traces/b.npz"
+    )  # nowhere: left as it is, for the error to name
     monkeypatch.chdir(tmp_path)
     assert load_job(path).config.device_conf_file == "traces/a.npz"
 
@@ -92,25 +113,42 @@ def test_false_means_false() -> None:
     assert from_argv(["--use_cuda=False"])[0].config.use_cuda is False
 
 
-def test_fedscale_keys_without_effect_are_accepted_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fedscale_keys_without_effect_are_accepted_and_said_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     job = make_job({"num_loaders": 4})
     assert job.extra == {"num_loaders": 4}
     assert "num_loaders has no effect here" in capsys.readouterr().err
 
 
 def test_the_command_line_carries_the_whole_job() -> None:
-    job = load_job(QUICKSTART, {"sample_mode": "oort", "oort.exploration_min": 0.1, "round_deadline": 12.5,
-                                "gradient_policy": "fed-yogi", "data_dir": "with space"})
-    again, place = from_argv([*job.to_argv(), "--this_rank", "2", "--num_executors=3", "--cuda_device=cuda:1"])
+    job = load_job(
+        QUICKSTART,
+        {
+            "sample_mode": "oort",
+            "oort.exploration_min": 0.1,
+            "round_deadline": 12.5,
+            "gradient_policy": "fed-yogi",
+            "data_dir": "with space",
+        },
+    )
+    again, place = from_argv(
+        [*job.to_argv(), "--this_rank", "2", "--num_executors=3", "--cuda_device=cuda:1"]
+    )
     assert again.config == job.config
     assert again.selector_params == job.selector_params
     assert (place.this_rank, place.num_executors, place.cuda_device) == (2, 3, "cuda:1")
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    (["rounds=3"], "expected --key=value, got 'rounds=3'"), (["--rounds"], "--rounds: expected a value"),
-    (["--round=3"], "unknown key 'round'; did you mean 'rounds'?"),
-    (["--this_rank=x"], "this_rank: expected an integer >= 0, got 'x'")])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["rounds=3"], "expected --key=value, got 'rounds=3'"),
+        (["--rounds"], "--rounds: expected a value"),
+        (["--round=3"], "unknown key 'round'; did you mean 'rounds'?"),
+        (["--this_rank=x"], "this_rank: expected an integer >= 0, got 'x'"),
+    ],
+)
 def test_bad_command_lines(argv: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         from_argv(argv)
@@ -119,15 +157,36 @@ def test_bad_command_lines(argv: list[str], message: str) -> None:
 
 def test_learning_rate_decays_like_fedscales() -> None:
     # FedScale multiplies before round 10, 20, ... and stops at the minimum.
-    config = make_job({"learning_rate": 0.1, "decay_factor": 0.5, "decay_round": 10, "min_learning_rate": 0.03}).config
-    assert [config.learning_rate_in(r) for r in (1, 9, 10, 19, 20, 500)] == [0.1, 0.1, 0.05, 0.05, 0.03, 0.03]
+    config = make_job(
+        {"learning_rate": 0.1, "decay_factor": 0.5, "decay_round": 10, "min_learning_rate": 0.03}
+    ).config
+    assert [config.learning_rate_in(r) for r in (1, 9, 10, 19, 20, 500)] == [
+        0.1,
+        0.1,
+        0.05,
+        0.05,
+        0.03,
+        0.03,
+    ]
 
 
 def test_a_job_file_is_what_fedscales_driver_reads() -> None:
     """The driver takes these keys by name, joins worker_ips and puts every job_conf entry on a command line."""
     content = yaml.safe_load(QUICKSTART.read_text())
-    assert {"ps_ip", "worker_ips", "exp_path", "executor_entry", "aggregator_entry", "auth", "setup_commands",
-            "job_conf"} <= content.keys()
+    assert {
+        "ps_ip",
+        "worker_ips",
+        "exp_path",
+        "executor_entry",
+        "aggregator_entry",
+        "auth",
+        "setup_commands",
+        "job_conf",
+    } <= content.keys()
     assert content["auth"]["ssh_user"] == ""
     assert all(isinstance(entry, dict) and len(entry) == 1 for entry in content["job_conf"])
-    assert all(isinstance(value, str | int | float) for entry in content["job_conf"] for value in entry.values())
+    assert all(
+        isinstance(value, str | int | float)
+        for entry in content["job_conf"]
+        for value in entry.values()
+    )

@@ -1,4 +1,5 @@
 """`fedsuv data` as a user types it, against a server on this machine."""
+
 from __future__ import annotations
 
 import hashlib
@@ -19,7 +20,9 @@ from fedsuv_plugin.cli import main
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.sources import Download, Source
 
-safe_unpacking = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack safely")
+safe_unpacking = pytest.mark.skipif(
+    not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack safely"
+)
 
 Data = Callable[..., tuple[int, str, str]]
 
@@ -27,14 +30,17 @@ Data = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def data(capsys: pytest.CaptureFixture[str]) -> Data:
     """Run `fedsuv data ...`: its exit code, what it prints, and its errors."""
+
     def run(*words: object) -> tuple[int, str, str]:
         code = main(["data", *map(str, words)])
         out, err = capsys.readouterr()
         return code, out, err
+
     return run
 
 
 # ---- a server that knows ranges
+
 
 class Files:
     """What the server has, what it was asked, and how it behaves."""
@@ -58,7 +64,11 @@ def server() -> Iterator[Files]:
             content = files.content.get(self.path)
             if content is None:
                 return self.send_error(404)
-            start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and files.ranges else 0
+            start = (
+                int(wanted.removeprefix("bytes=").removesuffix("-"))
+                if wanted and files.ranges
+                else 0
+            )
             if start and start >= len(content):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -67,10 +77,11 @@ def server() -> Iterator[Files]:
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
-            self.wfile.write(content[start:][:files.cut])
+            self.wfile.write(content[start:][: files.cut])
 
         def log_message(self, format: str, *args: object) -> None:
             pass
+
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -85,19 +96,40 @@ def md5(content: bytes) -> str:
     return "md5:" + hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def offer(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes], **options: str) -> None:
+def offer(
+    server: Files,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    files: dict[str, bytes],
+    **options: str,
+) -> None:
     """Let the data set come from the server: path -> content."""
     server.content = {f"/{path}": content for path, content in files.items()}
-    monkeypatch.setattr(DATASETS[name], "source", Source("here", tuple(
-        Download((f"{server.url}/{path}",), path, md5(content), **options) for path, content in files.items())))
+    monkeypatch.setattr(
+        DATASETS[name],
+        "source",
+        Source(
+            "here",
+            tuple(
+                Download((f"{server.url}/{path}",), path, md5(content), **options)
+                for path, content in files.items()
+            ),
+        ),
+    )
 
 
 def small_mnist(folder: Path) -> dict[str, bytes]:
     for part, n in (("train", 20), ("t10k", 5)):
-        write_idx(folder / f"{part}-images", np.arange(n * 784, dtype=np.uint64).astype(np.uint8).reshape(n, 28, 28))
+        write_idx(
+            folder / f"{part}-images",
+            np.arange(n * 784, dtype=np.uint64).astype(np.uint8).reshape(n, 28, 28),
+        )
         write_idx(folder / f"{part}-labels", np.arange(n, dtype=np.uint8) % 10)
-    return {f"MNIST/raw/{part}-{kind}-{code}-ubyte": (folder / f"{part}-{kind}").read_bytes()
-            for part in ("train", "t10k") for kind, code in (("images", "idx3"), ("labels", "idx1"))}
+    return {
+        f"MNIST/raw/{part}-{kind}-{code}-ubyte": (folder / f"{part}-{kind}").read_bytes()
+        for part in ("train", "t10k")
+        for kind, code in (("images", "idx3"), ("labels", "idx1"))
+    }
 
 
 IMAGES = "MNIST/raw/train-images-idx3-ubyte"
@@ -110,7 +142,9 @@ def mnist(server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dic
     return files
 
 
-def test_fetch_then_check(data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path) -> None:
+def test_fetch_then_check(
+    data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = tmp_path / "new" / "mnist"
     code, out, err = data("fetch", "Mnist", "--dir", folder)
     assert (code, err) == (0, "")
@@ -127,14 +161,17 @@ def test_fetch_then_check(data: Data, server: Files, mnist: dict[str, bytes], tm
 
 
 def test_a_broken_download_goes_on_where_it_was(
-        data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path) -> None:
+    data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path
+) -> None:
     folder, size = tmp_path / "mnist", len(mnist[IMAGES])
     server.cut = 5000
     code, out, err = data("fetch", "Mnist", "--dir", folder)
     assert code == 2
     assert f"the connection ended after 5,000 of {size:,} bytes" in err or "IncompleteRead" in err
     assert "fetch again to go on after 5,000 bytes" in err and err.count("\n") == 1
-    assert sorted(file.name for file in (folder / IMAGES).parent.iterdir()) == [Path(IMAGES).name + ".part"]
+    assert sorted(file.name for file in (folder / IMAGES).parent.iterdir()) == [
+        Path(IMAGES).name + ".part"
+    ]
     server.cut = None
     server.asked.clear()
     assert data("fetch", "Mnist", "--dir", folder)[0] == 0
@@ -145,23 +182,35 @@ def test_a_broken_download_goes_on_where_it_was(
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("part", [b"", b"\0\0", "all", "more"])
 def test_whatever_the_part_holds_the_file_comes_out_right_or_not_at_all(
-        data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path, part: bytes | str, ranges: bool) -> None:
+    data: Data,
+    server: Files,
+    mnist: dict[str, bytes],
+    tmp_path: Path,
+    part: bytes | str,
+    ranges: bool,
+) -> None:
     folder, content = tmp_path / "mnist", mnist[IMAGES]
     (folder / IMAGES).parent.mkdir(parents=True)
     (folder / f"{IMAGES}.part").write_bytes(
-        content if part == "all" else content + b"more" if isinstance(part, str) else part)
+        content if part == "all" else content + b"more" if isinstance(part, str) else part
+    )
     server.ranges = ranges
     assert data("fetch", "Mnist", "--dir", folder)[0] == 0
     assert (folder / IMAGES).read_bytes() == content
     assert not list(folder.rglob("*.part"))
 
 
-def test_a_wrong_checksum(data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_wrong_checksum(
+    data: Data, server: Files, mnist: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = tmp_path / "mnist"
     server.content[f"/{IMAGES}"] = b"an error page"
     code, _, err = data("fetch", "Mnist", "--dir", folder)
     assert code == 2
-    assert f"expected checksum {md5(mnist[IMAGES])}, got {md5(b'an error page')}; what came is deleted" in err
+    assert (
+        f"expected checksum {md5(mnist[IMAGES])}, got {md5(b'an error page')}; what came is deleted"
+        in err
+    )
     assert not [file for file in folder.rglob("*") if file.is_file()]
     (folder / IMAGES).write_bytes(b"something of my own")
     code, _, err = data("fetch", "Mnist", "--dir", folder)
@@ -170,10 +219,18 @@ def test_a_wrong_checksum(data: Data, server: Files, mnist: dict[str, bytes], tm
 
 
 def test_offline_is_one_line_that_says_what_to_do(
-        data: Data, monkeypatch: pytest.MonkeyPatch, server: Files, mnist: dict[str, bytes], tmp_path: Path) -> None:
+    data: Data,
+    monkeypatch: pytest.MonkeyPatch,
+    server: Files,
+    mnist: dict[str, bytes],
+    tmp_path: Path,
+) -> None:
     gone = server.url.rpartition(":")[0] + ":9"  # nobody listens there
-    monkeypatch.setattr(DATASETS["Mnist"], "source", Source("here", (
-        Download((f"{gone}/a", f"{server.url}/nowhere"), "a", md5(b"")),)))
+    monkeypatch.setattr(
+        DATASETS["Mnist"],
+        "source",
+        Source("here", (Download((f"{gone}/a", f"{server.url}/nowhere"), "a", md5(b"")),)),
+    )
     code, _, err = data("fetch", "Mnist", "--dir", tmp_path / "mnist")
     assert code == 2
     assert err.count("\n") == 1
@@ -183,15 +240,22 @@ def test_offline_is_one_line_that_says_what_to_do(
 
 
 def test_the_second_source_serves_where_the_first_does_not(
-        data: Data, monkeypatch: pytest.MonkeyPatch, server: Files, tmp_path: Path) -> None:
+    data: Data, monkeypatch: pytest.MonkeyPatch, server: Files, tmp_path: Path
+) -> None:
     server.content["/b"] = b"content"
-    monkeypatch.setattr(DATASETS["Mnist"], "source", Source("here", (
-        Download((f"{server.url}/nowhere", f"{server.url}/b"), "b", md5(b"content")),)))
+    monkeypatch.setattr(
+        DATASETS["Mnist"],
+        "source",
+        Source(
+            "here", (Download((f"{server.url}/nowhere", f"{server.url}/b"), "b", md5(b"content")),)
+        ),
+    )
     assert data("fetch", "Mnist", "--dir", tmp_path)[0] == 0
     assert (tmp_path / "b").read_bytes() == b"content"
 
 
 # ---- archives
+
 
 def packed(folder: Path) -> bytes:
     buffer = io.BytesIO()
@@ -205,13 +269,15 @@ def small_cifar100(folder: Path) -> bytes:
     (folder / "cifar-100-python").mkdir(parents=True)
     for part, n in (("train", 4), ("test", 2)):
         (folder / "cifar-100-python" / part).write_bytes(
-            python2_pickle(np.zeros((n, 3072), np.uint8), list(range(n)), "fine_labels"))
+            python2_pickle(np.zeros((n, 3072), np.uint8), list(range(n)), "fine_labels")
+        )
     return packed(folder)
 
 
 @safe_unpacking
 def test_archives_are_unpacked_and_go(
-        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     archive, folder = small_cifar100(tmp_path / "made"), tmp_path / "cifar100"
     offer(server, monkeypatch, "cifar100", {"c.tar.gz": archive}, unpacked="cifar-100-python/test")
     folder.mkdir()
@@ -229,10 +295,17 @@ def test_archives_are_unpacked_and_go(
 
 @safe_unpacking
 def test_nothing_of_a_users_is_overwritten(
-        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write_speech(tmp_path / "made")
     (tmp_path / "made" / "testing_list.txt").write_text("yes/bb_nohash_0.wav\n")
-    offer(server, monkeypatch, "google_speech", {"s.tar.gz": packed(tmp_path / "made")}, unpacked="testing_list.txt")
+    offer(
+        server,
+        monkeypatch,
+        "google_speech",
+        {"s.tar.gz": packed(tmp_path / "made")},
+        unpacked="testing_list.txt",
+    )
     mine = tmp_path / "speech" / "yes" / "mine.wav"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"")
@@ -250,14 +323,20 @@ def test_nothing_of_a_users_is_overwritten(
 
 @safe_unpacking
 def test_femnist_has_no_checksum_and_a_folder_around_it(
-        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "made" / "femnist").mkdir(parents=True)
     write_fedscale(tmp_path / "made" / "femnist")
     server.content["/f.tar.gz"] = packed(tmp_path / "made")
     source = DATASETS["femnist"].source
     assert source is not None and source.downloads[0].checksum is None
-    monkeypatch.setattr(DATASETS["femnist"], "source", replace(source, downloads=(
-        replace(source.downloads[0], urls=(f"{server.url}/f.tar.gz",)),)))
+    monkeypatch.setattr(
+        DATASETS["femnist"],
+        "source",
+        replace(
+            source, downloads=(replace(source.downloads[0], urls=(f"{server.url}/f.tar.gz",)),)
+        ),
+    )
     code, out, _ = data("fetch", "femnist", "--dir", tmp_path / "femnist")
     assert code == 0 and "the source publishes no checksum" in out
     code, out, _ = data("check", "femnist", "--dir", tmp_path / "femnist")
@@ -267,15 +346,29 @@ def test_femnist_has_no_checksum_and_a_folder_around_it(
 
 
 @safe_unpacking
-@pytest.mark.parametrize(("name", "content"), [("../outside", b"x"), ("/outside", b"x"), ("other", b"x")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("../outside", b"x"), ("/outside", b"x"), ("other", b"x")]
+)
 def test_archives_that_are_not_what_they_should_be(
-        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, content: bytes) -> None:
+    data: Data,
+    server: Files,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         entry = tarfile.TarInfo(name)
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
-    offer(server, monkeypatch, "cifar100", {"c.tar.gz": buffer.getvalue()}, unpacked="cifar-100-python/test")
+    offer(
+        server,
+        monkeypatch,
+        "cifar100",
+        {"c.tar.gz": buffer.getvalue()},
+        unpacked="cifar-100-python/test",
+    )
     code, _, err = data("fetch", "cifar100", "--dir", tmp_path / "a" / "b")
     assert code == 2
     assert "c.tar.gz: cannot be unpacked" in err or "expected cifar-100-python/test in it" in err
@@ -284,7 +377,9 @@ def test_archives_that_are_not_what_they_should_be(
 
 
 @safe_unpacking
-def test_a_truncated_archive(data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_truncated_archive(
+    data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     cut = small_cifar100(tmp_path / "made")[:-40]
     offer(server, monkeypatch, "cifar100", {"c.tar.gz": cut}, unpacked="cifar-100-python/test")
     code, _, err = data("fetch", "cifar100", "--dir", tmp_path / "c")
@@ -293,7 +388,8 @@ def test_a_truncated_archive(data: Data, server: Files, monkeypatch: pytest.Monk
 
 
 def test_a_python_that_cannot_unpack_safely(
-        data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data: Data, server: Files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     archive = small_cifar100(tmp_path / "made")
     offer(server, monkeypatch, "cifar100", {"c.tar.gz": archive}, unpacked="cifar-100-python/test")
@@ -303,6 +399,7 @@ def test_a_python_that_cannot_unpack_safely(
 
 
 # ---- what there is
+
 
 def test_the_list(data: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSUV_DATA", str(tmp_path))
@@ -317,14 +414,29 @@ def test_the_list(data: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert "FEDSUV_DATA is not set" in data()[1]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["check", "cifar"], "fedsuv: data_set: expected one of Mnist, cifar10,"),
-    (["check", "cifar10"], "fedsuv: --dir: expected the folder of cifar10, or the environment variable FEDSUV_DATA"),
-    (["fetch", "cifar10"], "fedsuv: --dir: expected the folder of cifar10"),
-    (["check", "cifar10", "--dir", "nowhere"], "fedsuv: data_dir: no such file: nowhere/cifar-10-batches-py/"),
-    (["fetch", "shakespeare", "--dir", "x"], "fedsuv: shakespeare: there is no file to download; in data/shakespeare "
-     "of github.com/TalwalkarLab/leaf run `./preprocess.sh")])
-def test_mistakes_are_one_line(data: Data, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["check", "cifar"], "fedsuv: data_set: expected one of Mnist, cifar10,"),
+        (
+            ["check", "cifar10"],
+            "fedsuv: --dir: expected the folder of cifar10, or the environment variable FEDSUV_DATA",
+        ),
+        (["fetch", "cifar10"], "fedsuv: --dir: expected the folder of cifar10"),
+        (
+            ["check", "cifar10", "--dir", "nowhere"],
+            "fedsuv: data_dir: no such file: nowhere/cifar-10-batches-py/",
+        ),
+        (
+            ["fetch", "shakespeare", "--dir", "x"],
+            "fedsuv: shakespeare: there is no file to download; in data/shakespeare "
+            "of github.com/TalwalkarLab/leaf run `./preprocess.sh",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(
+    data: Data, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
     monkeypatch.delenv("FEDSUV_DATA", raising=False)
     code, out, err = data(*words)
     assert (code, out) == (2, "")
@@ -336,13 +448,22 @@ def test_data_made_in_memory(data: Data) -> None:
     assert "samples: 1,437 for training, 360 for testing" in data("check", "digits")[1]
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("Mnist", ["4 of 4 files are the official ones", "natural clients: 539 writers"]),
-    ("fmnist", ["4 of 4 files are the official ones", "60,000 for training, 10,000 for testing"]),
-    ("cifar10", ["not the official bytes", "50,000 for training, 10,000 for testing"]),
-    ("google_speech", ["classes: 35, 10 of them here", "natural clients: 191 speakers"]),
-    ("shakespeare", ["inputs of shape (80,), int64", "natural clients: 794 speaking roles"])])
-def test_check_passes_on_the_real_samples(data: Data, data_root: Path, name: str, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Mnist", ["4 of 4 files are the official ones", "natural clients: 539 writers"]),
+        (
+            "fmnist",
+            ["4 of 4 files are the official ones", "60,000 for training, 10,000 for testing"],
+        ),
+        ("cifar10", ["not the official bytes", "50,000 for training, 10,000 for testing"]),
+        ("google_speech", ["classes: 35, 10 of them here", "natural clients: 191 speakers"]),
+        ("shakespeare", ["inputs of shape (80,), int64", "natural clients: 794 speaking roles"]),
+    ],
+)
+def test_check_passes_on_the_real_samples(
+    data: Data, data_root: Path, name: str, expected: list[str]
+) -> None:
     code, out, err = data("check", name)
     assert (code, err) == (0, "")
     for text in expected:

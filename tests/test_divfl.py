@@ -1,4 +1,5 @@
 """DivFL: facility location by greedy, compression, and what must never happen."""
+
 from __future__ import annotations
 
 import itertools
@@ -55,13 +56,16 @@ def greedy_by_the_book(points: np.ndarray, k: int) -> list[int]:
 
 # ---- greedy
 
+
 def test_picks_by_hand() -> None:
     # On a line at 0, 1, 2, 10, 11: the medoid is 2 (distances 2 + 1 + 0 + 8 + 9 = 20); then 10 leaves 2 + 1 + 0 + 0 + 1
     # = 4, 11 leaves 2 + 1 + 0 + 1 + 0 = 4 as well: a tie; then 0 or 1, which leave 2 each.
     points = np.array([0.0, 1.0, 2.0, 10.0, 11.0])[:, None]
     for seed in range(10):
-        for picks in (facility_location(points, 3, np.random.default_rng(seed)),
-                      stochastic_facility_location(points, 3, 1e-9, np.random.default_rng(seed))):
+        for picks in (
+            facility_location(points, 3, np.random.default_rng(seed)),
+            stochastic_facility_location(points, 3, 1e-9, np.random.default_rng(seed)),
+        ):
             assert picks[0] == 2
             assert picks[1] in (3, 4)
             assert picks[2] in (0, 1)
@@ -73,7 +77,9 @@ def test_lazy_greedy_is_greedy(seed: int) -> None:
     points = rng.normal(size=(40, 5))
     book = greedy_by_the_book(points, 6)
     assert facility_location(points, 6, rng).tolist() == book
-    assert stochastic_facility_location(points, 6, 1e-9, rng).tolist() == book  # the sample is everyone
+    assert (
+        stochastic_facility_location(points, 6, 1e-9, rng).tolist() == book
+    )  # the sample is everyone
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -82,9 +88,14 @@ def test_greedy_keeps_its_guarantee(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(12, 3))
     base = len(points) * 2 * np.linalg.norm(points, axis=1).max()
-    best = max(base - objective(points, members) for members in itertools.combinations(range(12), 4))
+    best = max(
+        base - objective(points, members) for members in itertools.combinations(range(12), 4)
+    )
     assert base - objective(points, facility_location(points, 4, rng)) >= (1 - 1 / math.e) * best
-    values = [base - objective(points, stochastic_facility_location(points, 4, 0.1, rng)) for _ in range(50)]
+    values = [
+        base - objective(points, stochastic_facility_location(points, 4, 0.1, rng))
+        for _ in range(50)
+    ]
     assert np.mean(values) >= (1 - 1 / math.e - 0.1) * best
 
 
@@ -101,6 +112,7 @@ def test_one_of_each_kind_is_chosen() -> None:
 
 
 # ---- compression
+
 
 def test_the_sketch_keeps_squared_distances_within_its_stated_distortion() -> None:
     # 400 pairs of 5,000 numbers in 512: the ratio has mean 1 and a standard deviation of at most sqrt(2/512) = 0.0625.
@@ -122,6 +134,7 @@ def test_the_sketch_is_linear_seeded_and_exact_where_it_can_be() -> None:
 
 
 # ---- the selector
+
 
 def done(t: int, rows: np.ndarray, directions: np.ndarray, valid: object = True) -> RoundOutcome:
     base = outcome(t, rows, valid=valid)  # type: ignore[arg-type]
@@ -171,9 +184,16 @@ def test_ties_are_broken_fairly(greedy: str) -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(n=st.integers(1, 15), k=st.integers(1, 18), seed=st.integers(0, 99),
-       greedy=st.sampled_from(["lazy", "stochastic"]), data=st.data())
-def test_always_min_k_online_distinct_rows(n: int, k: int, seed: int, greedy: str, data: st.DataObject) -> None:
+@given(
+    n=st.integers(1, 15),
+    k=st.integers(1, 18),
+    seed=st.integers(0, 99),
+    greedy=st.sampled_from(["lazy", "stochastic"]),
+    data=st.data(),
+)
+def test_always_min_k_online_distinct_rows(
+    n: int, k: int, seed: int, greedy: str, data: st.DataObject
+) -> None:
     rng, s = np.random.default_rng(seed), make(n, seed, greedy=greedy, sketch_dim=3)
     for t in range(1, 4):
         online = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
@@ -193,6 +213,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
             picks.append(rows.tolist())
             s.update(done(t, rows, rng.normal(size=(3, 50))))
         return picks
+
     whole = told(make(20, sketch_dim=10), np.random.default_rng(0).normal(size=(20, 50)))
     play(whole, 1)
     resumed = make(20, seed=5, sketch_dim=10)

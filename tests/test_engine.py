@@ -1,4 +1,5 @@
 """The engine on small worlds: real FedScale objects, real gRPC, real files."""
+
 from __future__ import annotations
 
 import logging
@@ -36,6 +37,7 @@ CPU = torch.device("cpu")
 
 # ---- a job
 
+
 def test_a_job_learns_and_records_every_round(job: MakeJob) -> None:
     path = run(job(rounds=20))
     rounds, metrics = records(path), records(path, "metrics.jsonl")
@@ -50,10 +52,19 @@ def test_a_job_learns_and_records_every_round(job: MakeJob) -> None:
     reachable = float((torch.cdist(data.test.x, means).argmin(1) == data.test.y).float().mean())
     assert metrics[0]["accuracy"] < 0.5
     assert metrics[-1]["accuracy"] > reachable - 0.1
-    assert all(len(r["asked"]) == 5 and len(r["valid"]) == 4 and set(r["valid"]) < set(r["asked"]) for r in rounds)
+    assert all(
+        len(r["asked"]) == 5 and len(r["valid"]) == 4 and set(r["valid"]) < set(r["asked"])
+        for r in rounds
+    )
     clocks = np.cumsum([r["duration"] for r in rounds])
     assert [r["clock"] for r in rounds] == pytest.approx(clocks.tolist())
-    assert {p.name for p in path.iterdir()} >= {"config.yml", "environment.json", "checkpoint", "tensorboard", "log"}
+    assert {p.name for p in path.iterdir()} >= {
+        "config.yml",
+        "environment.json",
+        "checkpoint",
+        "tensorboard",
+        "log",
+    }
     assert any((path / "tensorboard").iterdir())
 
 
@@ -64,8 +75,13 @@ def test_the_same_seed_gives_the_same_records_and_another_seed_others(job: MakeJ
         assert records(first, file) != records(other, file)
 
 
-@pytest.mark.parametrize("values", [{"sample_mode": "fedsuv", "rounds": 14, "round_deadline": 0.8},
-                                    {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sample_mode": "fedsuv", "rounds": 14, "round_deadline": 0.8},
+        {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"},
+    ],
+)
 def test_processes_give_the_numbers_of_loopback(job: MakeJob, values: dict[str, object]) -> None:
     """Two executors finish in any order; the sums do not depend on it."""
     same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
@@ -74,7 +90,10 @@ def test_processes_give_the_numbers_of_loopback(job: MakeJob, values: dict[str, 
 @pytest.mark.parametrize("selector", ["random", "round_robin", "oort", "fedsuv"])
 def test_swapping_the_selector_changes_only_the_selection(job: MakeJob, selector: str) -> None:
     path = run(job(sample_mode=selector, overcommitment=1.0, device_conf_file=None))
-    assert records(path, "metrics.jsonl")[0] == records(run(job(overcommitment=1.0)), "metrics.jsonl")[0]
+    assert (
+        records(path, "metrics.jsonl")[0]
+        == records(run(job(overcommitment=1.0)), "metrics.jsonl")[0]
+    )
     assert len(records(path)) == 6
 
 
@@ -88,8 +107,17 @@ def test_every_gradient_policy_learns(job: MakeJob, policy: str, weights: str) -
 
 @pytest.mark.parametrize("model", ["lr", "svm", "mlp", "cnn", "mnasnet0_5", "shufflenet_v2_x0_5"])
 def test_every_model_trains_on_images(job: MakeJob, model: str) -> None:
-    path = run(job(data_set="digits", model=model, rounds=1, num_participants=2, local_steps=1, eval_interval=1,
-                   gradient_policy="fed-yogi"))
+    path = run(
+        job(
+            data_set="digits",
+            model=model,
+            rounds=1,
+            num_participants=2,
+            local_steps=1,
+            eval_interval=1,
+            gradient_policy="fed-yogi",
+        )
+    )
     assert len(records(path, "metrics.jsonl")) == 2
 
 
@@ -98,7 +126,9 @@ def test_a_model_that_does_not_fit_its_data_is_refused(job: MakeJob) -> None:
         run(job(model="cnn"))
     with pytest.raises(UserError, match="model: alexnet does not take inputs of shape"):
         run(job(data_set="digits", model="alexnet"))
-    with pytest.raises(UserError, match="model: expected one of char_lstm, .*cnn, .* or a torchvision classifier"):
+    with pytest.raises(
+        UserError, match="model: expected one of char_lstm, .*cnn, .* or a torchvision classifier"
+    ):
         run(job(model="resnet"))
 
 
@@ -110,6 +140,7 @@ def test_cuda_without_a_gpu_is_refused(job: MakeJob) -> None:
 
 
 # ---- what is mended in FedScale
+
 
 def test_a_client_smaller_than_a_batch_trains_on_what_it_has(job: MakeJob) -> None:
     args = fedscale_args(job(), Place())
@@ -125,6 +156,7 @@ def test_a_client_smaller_than_a_batch_trains_on_what_it_has(job: MakeJob) -> No
 
 def test_stock_fedscale_never_ends_on_such_a_client(job: MakeJob) -> None:
     """Its loader drops the incomplete batch and the client waits for a step that never comes."""
+
     class Stuck(Exception):
         pass
 
@@ -140,20 +172,32 @@ def test_stock_fedscale_never_ends_on_such_a_client(job: MakeJob) -> None:
     few = torch.utils.data.TensorDataset(torch.randn(3, 8), torch.tensor([0, 1, 2]))
     args = Namespace(**vars(fedscale_args(job(), Place())), client_id=1, tokenizer=None)
     client = Counted(args)
-    client.train(torch.utils.data.DataLoader(few, batch_size=8, drop_last=True), initial_model(job().config), args)
+    client.train(
+        torch.utils.data.DataLoader(few, batch_size=8, drop_last=True),
+        initial_model(job().config),
+        args,
+    )
     assert client.passes > 100
     assert client.completed_steps == 0
 
 
 def test_fed_prox_holds_the_client_near_the_received_model(job: MakeJob) -> None:
     """mu (w - w0) in the gradient pulls back; FedScale's own rule pushes away."""
+
     def distance(mu: float) -> float:
         args = fedscale_args(job(gradient_policy="fed-prox", proxy_mu=mu, local_steps=30), Place())
         model = initial_model(job().config)
         start = [p.detach().clone() for p in model.parameters()]
         data = FederatedData(job().config, CPU).training(1)
         PluginClient(args).train(data, model, Namespace(**vars(args), client_id=1, round=1))
-        return sum(float((p.detach() - s).norm() ** 2) for p, s in zip(model.parameters(), start, strict=True)) ** 0.5
+        return (
+            sum(
+                float((p.detach() - s).norm() ** 2)
+                for p, s in zip(model.parameters(), start, strict=True)
+            )
+            ** 0.5
+        )
+
     assert distance(5.0) < 0.5 * distance(0.5) < 0.5 * distance(0.0)
 
 
@@ -161,15 +205,25 @@ def write_traces(folder: Path, users: list[dict[str, Any]], n: int = 20) -> dict
     capacity = {c: {"computation": 10.0 + c, "communication": 5000.0} for c in range(1, n + 1)}
     (folder / "capacity").write_bytes(pickle.dumps(capacity))
     (folder / "behaviour").write_bytes(pickle.dumps(dict(enumerate(users, start=1))))
-    return {"device_conf_file": str(folder / "capacity"), "device_avail_file": str(folder / "behaviour")}
+    return {
+        "device_conf_file": str(folder / "capacity"),
+        "device_avail_file": str(folder / "behaviour"),
+    }
 
 
 def user(*intervals: tuple[float, float], period: float = 1000.0) -> dict[str, Any]:
-    return {"active": [a for a, _ in intervals], "inactive": [b for _, b in intervals], "finish_time": period,
-            "duration": sum(b - a for a, b in intervals), "model": "unknown"}
+    return {
+        "active": [a for a, _ in intervals],
+        "inactive": [b for _, b in intervals],
+        "finish_time": period,
+        "duration": sum(b - a for a, b in intervals),
+        "model": "unknown",
+    }
 
 
-def test_a_round_nobody_completes_costs_its_time_and_the_job_goes_on(job: MakeJob, tmp_path: Path) -> None:
+def test_a_round_nobody_completes_costs_its_time_and_the_job_goes_on(
+    job: MakeJob, tmp_path: Path
+) -> None:
     # Everyone is online for the first 0.1 s, when nobody can be done, and again from 50 s on. Client c takes
     # 3 x 8 x 3 x (10 + c) ms = 0.79 to 2.16 s of computing, so rounds before 50 s come to nothing and later ones to 4.
     files = write_traces(tmp_path, [user((0, 0.1), (50, 900))] * 20)
@@ -205,7 +259,9 @@ def test_energy_of_a_round_by_hand(job: MakeJob) -> None:
     assert devices.radio_w is not None
     for r in records(run(small)):
         joules = 0.0
-        for client, factor in zip(r["asked"], fluctuation(3, 0.1, np.array(r["asked"]), r["round"]), strict=True):
+        for client, factor in zip(
+            r["asked"], fluctuation(3, 0.1, np.array(r["asked"]), r["round"]), strict=True
+        ):
             i = client - 1
             computing = 3 * 8 * 3 * devices.ms_per_sample[i] / 1000
             sending = kbit / devices.kbps_up[i] + kbit / devices.kbps_down[i]
@@ -224,6 +280,7 @@ def test_a_trace_that_would_run_code_is_refused(job: MakeJob, tmp_path: Path) ->
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
+
     (tmp_path / "evil").write_bytes(pickle.dumps({1: Evil()}))
     with pytest.raises(UserError, match="refused pathlib"):
         run(job(device_conf_file=str(tmp_path / "evil")))
@@ -231,19 +288,42 @@ def test_a_trace_that_would_run_code_is_refused(job: MakeJob, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("selector", ["random", "oort"])
-def test_3500_clients_with_fedscales_own_trace_formats(job: MakeJob, tmp_path: Path, selector: str) -> None:
+def test_3500_clients_with_fedscales_own_trace_formats(
+    job: MakeJob, tmp_path: Path, selector: str
+) -> None:
     rng = np.random.default_rng(0)
-    capacity = {c: {"computation": float(ms), "communication": float(kbps)} for c, ms, kbps in zip(
-        range(1, 3501), rng.lognormal(4, 0.7, 3500), rng.lognormal(9, 1, 3500), strict=True)}
+    capacity = {
+        c: {"computation": float(ms), "communication": float(kbps)}
+        for c, ms, kbps in zip(
+            range(1, 3501), rng.lognormal(4, 0.7, 3500), rng.lognormal(9, 1, 3500), strict=True
+        )
+    }
     starts = np.sort(rng.uniform(0, 500, (700, 5)), axis=1)
     starts[:, 0] = 0  # everyone is online at first, and about 40 % at any later time
-    users = {i: {"active": row.tolist(), "inactive": (row + 0.4 * np.diff(row, append=600)).tolist(),
-                 "finish_time": 600, "duration": 1, "model": "x"} for i, row in enumerate(starts)}
+    users = {
+        i: {
+            "active": row.tolist(),
+            "inactive": (row + 0.4 * np.diff(row, append=600)).tolist(),
+            "finish_time": 600,
+            "duration": 1,
+            "model": "x",
+        }
+        for i, row in enumerate(starts)
+    }
     (tmp_path / "capacity").write_bytes(pickle.dumps(capacity))
     (tmp_path / "behaviour").write_bytes(pickle.dumps(users))
-    path = run(job(synthetic_samples=7000, num_clients=3500, partition="iid", num_participants=20, rounds=8,
-                   sample_mode=selector, device_conf_file=str(tmp_path / "capacity"),
-                   device_avail_file=str(tmp_path / "behaviour")))
+    path = run(
+        job(
+            synthetic_samples=7000,
+            num_clients=3500,
+            partition="iid",
+            num_participants=20,
+            rounds=8,
+            sample_mode=selector,
+            device_conf_file=str(tmp_path / "capacity"),
+            device_avail_file=str(tmp_path / "behaviour"),
+        )
+    )
     rounds = records(path)
     assert all(len(r["asked"]) == 26 for r in rounds)
     assert len({c for r in rounds for c in r["asked"]}) > 100  # of 8 x 26 seats
@@ -251,6 +331,7 @@ def test_3500_clients_with_fedscales_own_trace_formats(job: MakeJob, tmp_path: P
 
 
 # ---- signals and probes
+
 
 class Curious(Selector):
     """Asks for everything, and keeps what it was told."""
@@ -285,37 +366,57 @@ def curious(monkeypatch: pytest.MonkeyPatch) -> type[Curious]:
     return Curious
 
 
-def test_clients_compute_the_signals_that_are_asked_for(job: MakeJob, curious: type[Curious]) -> None:
+def test_clients_compute_the_signals_that_are_asked_for(
+    job: MakeJob, curious: type[Curious]
+) -> None:
     small = job(sample_mode="curious", rounds=2, duration_jitter=0, overcommitment=1.0)
     run(small)
     outcome = curious.seen[0]
-    assert set(outcome.signals) == {signal.ACCURACY_GAIN, signal.DIRECTION, signal.WEIGHTS, signal.INTERVIEW_ACCURACY}
+    assert set(outcome.signals) == {
+        signal.ACCURACY_GAIN,
+        signal.DIRECTION,
+        signal.WEIGHTS,
+        signal.INTERVIEW_ACCURACY,
+    }
     assert outcome.valid.all()
     start = initial_model(small.config)
     flat_start = torch.cat([p.detach().reshape(-1) for p in start.parameters()]).numpy()
     # direction = (received - own) / learning rate, by its definition
-    np.testing.assert_allclose(outcome.signals[signal.DIRECTION],
-                               (flat_start - outcome.signals[signal.WEIGHTS]) / small.config.learning_rate, atol=1e-5)
+    np.testing.assert_allclose(
+        outcome.signals[signal.DIRECTION],
+        (flat_start - outcome.signals[signal.WEIGHTS]) / small.config.learning_rate,
+        atol=1e-5,
+    )
     # The rest, from the weights each client ended with. 0.2 of its samples are held out, 0.2 of the test set too.
     data = FederatedData(small.config, CPU, holdout=0.2, interview=0.2)
     for i, row in enumerate(outcome.rows.tolist()):
         model = initial_model(small.config)
         torch.nn.utils.vector_to_parameters(
-            torch.from_numpy(outcome.signals[signal.WEIGHTS][i]).float(), model.parameters())
+            torch.from_numpy(outcome.signals[signal.WEIGHTS][i]).float(), model.parameters()
+        )
         interview = evaluate(model, data.interview, "lr", 64)
         assert outcome.signals[signal.INTERVIEW_ACCURACY][i] == interview.accuracy
         own = data.training(row + 1)
         assert outcome.samples[i] == min(len(own), 24)
-        if len(own) <= 24:  # then it trained on all it has, and gain and utility can be worked out here
+        if (
+            len(own) <= 24
+        ):  # then it trained on all it has, and gain and utility can be worked out here
             before, after = evaluate(start, own, "lr", 64), evaluate(model, own, "lr", 64)
-            assert outcome.signals[signal.ACCURACY_GAIN][i] == pytest.approx(after.accuracy - before.accuracy)
-            losses = torch.nn.functional.cross_entropy(start(own.x), own.y, reduction="none").detach()
-            assert outcome.utility[i] == pytest.approx(len(own) * float(losses.double().square().mean().sqrt()))
+            assert outcome.signals[signal.ACCURACY_GAIN][i] == pytest.approx(
+                after.accuracy - before.accuracy
+            )
+            losses = torch.nn.functional.cross_entropy(
+                start(own.x), own.y, reduction="none"
+            ).detach()
+            assert outcome.utility[i] == pytest.approx(
+                len(own) * float(losses.double().square().mean().sqrt())
+            )
 
 
 @pytest.mark.parametrize("kind", [signal.LOSS, signal.OPINIONS, signal.DIRECTION])
 def test_probes_answer_without_training_the_global_model(
-        job: MakeJob, curious: type[Curious], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    job: MakeJob, curious: type[Curious], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Over gRPC they go through test_registry's package of its own, whose selector probes in both launchers."""
     monkeypatch.setattr(curious, "ask", kind)
     small = job(sample_mode="curious", rounds=1, overcommitment=1.0)
@@ -323,7 +424,10 @@ def test_probes_answer_without_training_the_global_model(
     answer = curious.answers[0]
     assert answer.kind == kind
     assert answer.rows.tolist() == [0, 1, 2, 3, 4]
-    data, start = FederatedData(small.config, CPU, holdout=0.2, interview=0.2), initial_model(small.config)
+    data, start = (
+        FederatedData(small.config, CPU, holdout=0.2, interview=0.2),
+        initial_model(small.config),
+    )
     if kind == signal.LOSS:
         expected = [evaluate(start, data.training(c), "lr", 128).mean_loss for c in range(1, 6)]
         assert answer.values.tolist() == pytest.approx(expected)
@@ -331,7 +435,9 @@ def test_probes_answer_without_training_the_global_model(
         expected = [evaluate(start, data.held_out(c), "lr", 128).accuracy for c in range(1, 6)]
         assert answer.values.tolist() == expected
     else:  # the probe trains as the first round does, so the first cohort's directions come out again
-        np.testing.assert_allclose(answer.values[:4], curious.seen[0].signals[signal.DIRECTION], atol=1e-6)
+        np.testing.assert_allclose(
+            answer.values[:4], curious.seen[0].signals[signal.DIRECTION], atol=1e-6
+        )
 
 
 def test_held_out_samples_are_not_trained_on(job: MakeJob) -> None:
@@ -345,26 +451,42 @@ def test_held_out_samples_are_not_trained_on(job: MakeJob) -> None:
 
 # ---- nothing a client sends can break the job
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[dict[str, Any]], None], clients: set[int]) -> None:
+
+def poisoned(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[dict[str, Any]], None], clients: set[int]
+) -> None:
     train = PluginClient.train
 
-    def wrapped(self: PluginClient, data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, Any]:
+    def wrapped(
+        self: PluginClient, data: Samples, model: torch.nn.Module, conf: Namespace
+    ) -> dict[str, Any]:
         result = train(self, data, model, conf)
         if conf.client_id in clients:
             spoil(result)
         return result
+
     monkeypatch.setattr(PluginClient, "train", wrapped)
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda r: r.update(moving_loss=float("nan")), lambda r: r.update(utility=float("inf")),
-    lambda r: r.update(moving_loss=-1.0),
-    lambda r: r["update_weight"].update({k: np.full_like(v, np.nan) for k, v in r["update_weight"].items()}),
-    lambda r: r.update(update_weight={"x": np.zeros(3, np.float32)}),
-    lambda r: r["signals"].update(direction=np.array([np.inf]))])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda r: r.update(moving_loss=float("nan")),
+        lambda r: r.update(utility=float("inf")),
+        lambda r: r.update(moving_loss=-1.0),
+        lambda r: r["update_weight"].update(
+            {k: np.full_like(v, np.nan) for k, v in r["update_weight"].items()}
+        ),
+        lambda r: r.update(update_weight={"x": np.zeros(3, np.float32)}),
+        lambda r: r["signals"].update(direction=np.array([np.inf])),
+    ],
+)
 def test_rubbish_counts_as_having_missed_the_round(
-        job: MakeJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-        spoil: Callable[[dict[str, Any]], None]) -> None:
+    job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[dict[str, Any]], None],
+) -> None:
     bad = set(range(1, 11))
     poisoned(monkeypatch, spoil, bad)
     with caplog.at_level(logging.WARNING):
@@ -376,15 +498,19 @@ def test_rubbish_counts_as_having_missed_the_round(
     assert "not finite or does not fit" in caplog.text
 
 
-def test_an_executor_that_fails_ends_the_job_with_its_reason(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_fails_ends_the_job_with_its_reason(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(result: dict[str, Any]) -> None:
         raise ZeroDivisionError("a bug in training")
+
     poisoned(monkeypatch, broken, set(range(21)))
     with pytest.raises(JobFailed, match="executor 1 failed: ZeroDivisionError: a bug in training"):
         run(job())
 
 
 # ---- pieces
+
 
 def test_average_by_hand() -> None:
     average = Average()
@@ -399,8 +525,17 @@ def test_average_by_hand() -> None:
 
 def test_aggregation_by_samples_weighs_clients_by_their_data(job: MakeJob) -> None:
     """One round of one step at batch >= all data is a gradient step on the clients' pooled samples."""
-    everyone = job(aggregation_weights="samples", rounds=1, local_steps=1, batch_size=600, num_participants=20,
-                   overcommitment=1.0, momentum=0.0, weight_decay=0.0, learning_rate=0.5)
+    everyone = job(
+        aggregation_weights="samples",
+        rounds=1,
+        local_steps=1,
+        batch_size=600,
+        num_participants=20,
+        overcommitment=1.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        learning_rate=0.5,
+    )
     directory = RunDirectory.create(everyone)
     assert run_job(directory)
     got = directory.load_checkpoint()["model"]["weights"]  # type: ignore[index]
@@ -410,7 +545,9 @@ def test_aggregation_by_samples_weighs_clients_by_their_data(job: MakeJob) -> No
     torch.nn.functional.cross_entropy(model(x), y).backward()
     for parameter, array in zip(model.parameters(), got, strict=True):
         assert parameter.grad is not None
-        np.testing.assert_allclose(array, (parameter - 0.5 * parameter.grad).detach().numpy(), atol=1e-6)
+        np.testing.assert_allclose(
+            array, (parameter - 0.5 * parameter.grad).detach().numpy(), atol=1e-6
+        )
 
 
 def test_an_executor_that_registers_again_changes_nothing(job: MakeJob) -> None:
@@ -428,12 +565,26 @@ def test_an_executor_that_registers_again_changes_nothing(job: MakeJob) -> None:
 
 def test_yogi_leaves_batch_norm_statistics_to_the_clients(job: MakeJob) -> None:
     """Stock FedScale steps a running variance like a weight, and it can turn negative."""
-    directory = RunDirectory.create(job(data_set="digits", model="shufflenet_v2_x0_5", gradient_policy="fed-yogi",
-                                        yogi_eta=1.0, rounds=2, num_participants=2, local_steps=2, num_clients=10))
+    directory = RunDirectory.create(
+        job(
+            data_set="digits",
+            model="shufflenet_v2_x0_5",
+            gradient_policy="fed-yogi",
+            yogi_eta=1.0,
+            rounds=2,
+            num_participants=2,
+            local_steps=2,
+            num_clients=10,
+        )
+    )
     assert run_job(directory)
     state = directory.load_checkpoint()
     assert state is not None
     names = list(initial_model(directory.job.config).state_dict())
-    variances = [w for name, w in zip(names, state["model"]["weights"], strict=True) if name.endswith("running_var")]
+    variances = [
+        w
+        for name, w in zip(names, state["model"]["weights"], strict=True)
+        if name.endswith("running_var")
+    ]
     assert variances
     assert all((v >= 0).all() for v in variances)

@@ -1,5 +1,6 @@
 """What the server itself computes for a selector: the global model's accuracy, the public set's loss, probes in a
 stream, and a selector around another one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,7 +36,12 @@ class Watcher(Selector):
 
     def probe(self, view: RoundView) -> Probe | None:
         first = view.probe is None
-        return Probe(signal.DIRECTION, view.online[[3, 1]] if first else view.online[:1], stream=True, more=first)
+        return Probe(
+            signal.DIRECTION,
+            view.online[[3, 1]] if first else view.online[:1],
+            stream=True,
+            more=first,
+        )
 
     def receive(self, row: int, value: np.ndarray) -> None:
         self.received.append((len(self.views), row, value))
@@ -66,12 +72,19 @@ def parameters(model: torch.nn.Module) -> np.ndarray:
 
 @pytest.mark.parametrize("samples", [None, 50])
 def test_the_global_model_is_evaluated_every_round_for_a_selector_that_needs_it(
-        job: MakeJob, watcher: type[Watcher], samples: int | None) -> None:
+    job: MakeJob, watcher: type[Watcher], samples: int | None
+) -> None:
     small = job(sample_mode="watcher", rounds=5, eval_interval=3, selector_test_samples=samples)
     path = run(small)
     metrics = records(path, "metrics.jsonl")
-    assert [m["round"] for m in metrics] == [0, 3, 5]  # as eval_interval says, on the whole test set
-    assert [o.accuracy is not None and o.test_loss is not None for o in watcher.outcomes] == [True] * 5
+    assert [m["round"] for m in metrics] == [
+        0,
+        3,
+        5,
+    ]  # as eval_interval says, on the whole test set
+    assert [o.accuracy is not None and o.test_loss is not None for o in watcher.outcomes] == [
+        True
+    ] * 5
     # The view of a round is the outcome of the one before.
     assert [v.accuracy for v in watcher.views[1:]] == [o.accuracy for o in watcher.outcomes[:-1]]
     # Every number belongs to the weights the same view gives.
@@ -86,8 +99,9 @@ def test_the_global_model_is_evaluated_every_round_for_a_selector_that_needs_it(
         assert watcher.outcomes[2].accuracy == pytest.approx(metrics[1]["accuracy"])
 
 
-def test_nothing_is_evaluated_or_handed_out_unless_it_is_needed(job: MakeJob, watcher: type[Watcher],
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_evaluated_or_handed_out_unless_it_is_needed(
+    job: MakeJob, watcher: type[Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watcher, "needs", frozenset())
     monkeypatch.setattr(watcher, "probe", lambda self, view: None)
     run(job(sample_mode="watcher", rounds=4, eval_interval=2))
@@ -96,7 +110,8 @@ def test_nothing_is_evaluated_or_handed_out_unless_it_is_needed(job: MakeJob, wa
 
 
 def test_the_public_loss_is_that_of_the_given_parameters_on_samples_no_client_has(
-        job: MakeJob, watcher: type[Watcher]) -> None:
+    job: MakeJob, watcher: type[Watcher]
+) -> None:
     small = job(sample_mode="watcher", rounds=2)
     run(small)
     data, public = FederatedData(small.config, CPU, public=0.05), public_set(small.config, 0.05)
@@ -110,7 +125,8 @@ def test_the_public_loss_is_that_of_the_given_parameters_on_samples_no_client_ha
             model = initial_model(small.config)
             torch.nn.utils.vector_to_parameters(torch.from_numpy(candidate), model.parameters())
             assert view.public_loss(candidate.astype(float)) == pytest.approx(
-                evaluate(model, public, "lr", 64).mean_loss)
+                evaluate(model, public, "lr", 64).mean_loss
+            )
     assert watcher.views[0].public_loss(0 * watcher.views[0].weights) == pytest.approx(np.log(4))  # type: ignore[operator, misc]
 
 
@@ -122,21 +138,29 @@ def test_the_public_loss_takes_the_global_models_batch_norm_statistics(job: Make
     model.train()
     model(public.x)  # moves the statistics
     loss.follow(model)
-    assert loss(parameters(model)) == pytest.approx(evaluate(model, public, config.model, 64).mean_loss, rel=1e-5)
+    assert loss(parameters(model)) == pytest.approx(
+        evaluate(model, public, config.model, 64).mean_loss, rel=1e-5
+    )
     assert loss(parameters(model)) != before
 
 
 def test_a_public_set_from_a_named_data_set(job: MakeJob) -> None:
     config = job(data_set="synthetic", public_data_set="synthetic", public_samples=17).config
     assert len(public_set(config, 0.0)) == 17
-    with pytest.raises(UserError, match="public_data_set: expected a data set with inputs of shape"):
+    with pytest.raises(
+        UserError, match="public_data_set: expected a data set with inputs of shape"
+    ):
         public_set(job(public_data_set="digits").config, 0.0)
     with pytest.raises(UserError, match="public_fraction: expected enough for at least one sample"):
         public_set(job().config, 0.0)
 
 
-def test_a_map_file_keeps_its_owners_without_the_public_samples(job: MakeJob, tmp_path: Path) -> None:
-    (tmp_path / "map.csv").write_text("client_id,label_id\n" + "".join(f"{i % 7},x\n" for i in range(600)))
+def test_a_map_file_keeps_its_owners_without_the_public_samples(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    (tmp_path / "map.csv").write_text(
+        "client_id,label_id\n" + "".join(f"{i % 7},x\n" for i in range(600))
+    )
     config = job(data_map_file=str(tmp_path / "map.csv"), num_clients=7).config
     whole, carved = FederatedData(config, CPU), FederatedData(config, CPU, public=0.1)
     assert carved.getSize()["size"].sum() == 540
@@ -145,9 +169,17 @@ def test_a_map_file_keeps_its_owners_without_the_public_samples(job: MakeJob, tm
 
 
 def test_streamed_answers_come_one_by_one_in_order_and_the_selector_may_ask_again(
-        job: MakeJob, watcher: type[Watcher]) -> None:
+    job: MakeJob, watcher: type[Watcher]
+) -> None:
     run(job(sample_mode="watcher", rounds=2, overcommitment=1.0))
-    assert [(t, row) for t, row, _ in watcher.received] == [(0, 3), (0, 1), (0, 0), (1, 3), (1, 1), (1, 0)]
+    assert [(t, row) for t, row, _ in watcher.received] == [
+        (0, 3),
+        (0, 1),
+        (0, 0),
+        (1, 3),
+        (1, 1),
+        (1, 0),
+    ]
     answer = watcher.views[0].probe
     assert answer is not None
     assert answer.rows.tolist() == [0]  # of the second probe
@@ -155,7 +187,9 @@ def test_streamed_answers_come_one_by_one_in_order_and_the_selector_may_ask_agai
     # The probe trains as the round does: the first cohort's directions come out again.
     by_row = {row: value for t, row, value in watcher.received if t == 0}
     for i, row in enumerate(watcher.outcomes[0].rows.tolist()):
-        np.testing.assert_allclose(watcher.outcomes[0].signals[signal.DIRECTION][i], by_row[row], atol=1e-6)
+        np.testing.assert_allclose(
+            watcher.outcomes[0].signals[signal.DIRECTION][i], by_row[row], atol=1e-6
+        )
         if i == 1:
             break
     assert watcher.views[0].seats == 4
@@ -165,7 +199,9 @@ def test_a_streamed_answer_that_is_not_finite_is_left_out() -> None:
     made = stocked()
     taken: list[int] = []
     made.selector.receive = lambda row, value: taken.append(row)
-    answers = {c: made.stream_answer(c, np.array([1.0, np.nan if c == 2 else 1.0])) for c in (1, 2, 3)}
+    answers = {
+        c: made.stream_answer(c, np.array([1.0, np.nan if c == 2 else 1.0])) for c in (1, 2, 3)
+    }
     made.answer_probe(signal.DIRECTION, answers)
     assert taken == [0, 2]
     assert made._answer.rows.tolist() == [0, 2]
@@ -190,6 +226,7 @@ def test_a_selector_that_asks_for_a_stream_must_take_it() -> None:
 
 # ---- clients with wrong labels
 
+
 def test_label_noise_shifts_every_label_of_the_chosen_clients(job: MakeJob) -> None:
     clean = FederatedData(job().config, CPU, holdout=0.2)
     noisy = FederatedData(job(label_noise_clients=0.25).config, CPU, holdout=0.2)
@@ -208,6 +245,7 @@ def test_label_noise_shifts_every_label_of_the_chosen_clients(job: MakeJob) -> N
 
 # ---- the selectors that use all this
 
+
 def test_processes_give_the_numbers_of_loopback(job: MakeJob) -> None:
     values = {"sample_mode": "gpfl", "rounds": 5, "selector_test_samples": 60}
     same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
@@ -220,14 +258,36 @@ def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, selector: str) -
 
 
 @pytest.mark.parametrize("selector", ["gpfl", "pow_d", "divfl", "filfl"])
-def test_rounds_without_anyone_online_change_nothing_for_later(job: MakeJob, tmp_path: Path, selector: str) -> None:
+def test_rounds_without_anyone_online_change_nothing_for_later(
+    job: MakeJob, tmp_path: Path, selector: str
+) -> None:
     """Nobody is online at first and again later; whoever comes then is asked as at the start."""
     import pickle
 
-    (tmp_path / "trace").write_bytes(pickle.dumps({0: {
-        "active": [100, 200], "inactive": [130, 230], "finish_time": 300, "duration": 1, "model": "x"}}))
-    rounds = records(run(job(sample_mode=selector, rounds=8, device_avail_file=str(tmp_path / "trace"),
-                             filfl__period=1, overcommitment=1.0)))
+    (tmp_path / "trace").write_bytes(
+        pickle.dumps(
+            {
+                0: {
+                    "active": [100, 200],
+                    "inactive": [130, 230],
+                    "finish_time": 300,
+                    "duration": 1,
+                    "model": "x",
+                }
+            }
+        )
+    )
+    rounds = records(
+        run(
+            job(
+                sample_mode=selector,
+                rounds=8,
+                device_avail_file=str(tmp_path / "trace"),
+                filfl__period=1,
+                overcommitment=1.0,
+            )
+        )
+    )
     assert not rounds[0]["asked"]
     assert any(r["valid"] for r in rounds)
     if selector == "gpfl":
@@ -239,11 +299,16 @@ def test_gpfl_learns_and_reports(job: MakeJob) -> None:
     rounds, metrics = records(path), records(path, "metrics.jsonl")
     assert metrics[-1]["loss"] < metrics[0]["loss"] * 0.9
     assert [r["selector"]["coverage"] for r in rounds] == [
-        len({c for r in rounds[:t] for c in r["asked"]}) for t in range(1, 16)]
-    assert all(len(r["selector"]["projection_quantiles"]) == len(r["selector"]["index_quantiles"]) == 5 for r in rounds)
+        len({c for r in rounds[:t] for c in r["asked"]}) for t in range(1, 16)
+    ]
+    assert all(
+        len(r["selector"]["projection_quantiles"]) == len(r["selector"]["index_quantiles"]) == 5
+        for r in rounds
+    )
 
 
 # ---- shards
+
 
 def test_shards_by_hand() -> None:
     from fedsuv_plugin.tasks.partitions import partition

@@ -1,4 +1,5 @@
 """The engine's part in time slots: opinions in bulk, restarts, lost uploads, free cohorts, raw pixels."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,8 +51,13 @@ def test_nobody_holds_anything_out(job: MakeJob) -> None:
 
 def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two executors share the opinions; numbers and picks are those of one."""
-    monkeypatch.setattr(executor_module, "CLIENTS_AT_ONCE", 3)  # here only: the size of a group must not matter
-    here, there = run(job(rounds=16, **SLOTS)), run(job(rounds=16, **SLOTS), launcher="processes", executors=2)
+    monkeypatch.setattr(
+        executor_module, "CLIENTS_AT_ONCE", 3
+    )  # here only: the size of a group must not matter
+    here, there = (
+        run(job(rounds=16, **SLOTS)),
+        run(job(rounds=16, **SLOTS), launcher="processes", executors=2),
+    )
     for file in ("rounds.jsonl", "metrics.jsonl"):
         assert records(here.path, file) == records(there.path, file)
     asked = [r["asked"] for r in records(here.path)]
@@ -59,10 +65,19 @@ def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) 
     assert records(here.path)[-1]["selector"]["sets_played"] >= 1
 
 
-@pytest.mark.parametrize("values", [
-    {"sample_mode": "bp_ucb", "bp_ucb__slot_rounds": 2, "bp_ucb__mu": 0.5},
-    {"sample_mode": "ucb", "ucb__slot_rounds": 2},
-    {"sample_mode": "pczfl", "pczfl__warmup_rounds": 2, "pczfl__a_b": 0.1, "pczfl__energy": "uniform"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sample_mode": "bp_ucb", "bp_ucb__slot_rounds": 2, "bp_ucb__mu": 0.5},
+        {"sample_mode": "ucb", "ucb__slot_rounds": 2},
+        {
+            "sample_mode": "pczfl",
+            "pczfl__warmup_rounds": 2,
+            "pczfl__a_b": 0.1,
+            "pczfl__energy": "uniform",
+        },
+    ],
+)
 def test_a_job_is_resumed_exactly(job: MakeJob, values: dict[str, object]) -> None:
     small = job(rounds=10, checkpoint_every=3, **values)
     whole = run(small)
@@ -88,8 +103,13 @@ def test_a_cold_start_slot_begins_at_the_initial_model(job: MakeJob) -> None:
     one job and what the slots before have learnt in the other."""
     restarted = run(job(rounds=10, **SLOTS, momentum=0.0))
     carried = run(job(rounds=10, **SLOTS, momentum=0.0, quick_init_ucb__cold_start="carry"))
-    assert [r["asked"] for r in records(restarted.path)] == [r["asked"] for r in records(carried.path)]
-    accuracy = {d.path: [m["accuracy"] for m in records(d.path, "metrics.jsonl")] for d in (restarted, carried)}
+    assert [r["asked"] for r in records(restarted.path)] == [
+        r["asked"] for r in records(carried.path)
+    ]
+    accuracy = {
+        d.path: [m["accuracy"] for m in records(d.path, "metrics.jsonl")]
+        for d in (restarted, carried)
+    }
     assert accuracy[restarted.path][:2] == accuracy[carried.path][:2]
     # Training loss of a slot's first round is that of the initial model, whichever slot it is.
     first = [r["train_loss"] for r in records(restarted.path)[::2]]
@@ -100,7 +120,12 @@ def test_a_cold_start_slot_begins_at_the_initial_model(job: MakeJob) -> None:
 @pytest.mark.parametrize("mode", ["ucb", "oracle"])
 def test_slots_that_train_anew(job: MakeJob, mode: str) -> None:
     """A slot of two rounds: the first trains the initial model, the second what the first has made of it."""
-    keys = {"sample_mode": mode, f"{mode}__slot_rounds": 2, f"{mode}__slot_start": "restart", "overcommitment": 1.0}
+    keys = {
+        "sample_mode": mode,
+        f"{mode}__slot_rounds": 2,
+        f"{mode}__slot_start": "restart",
+        "overcommitment": 1.0,
+    }
     losses = np.array([r["train_loss"] for r in records(run(job(rounds=12, **keys)).path)])
     assert losses[::2].min() > losses[1::2].max()
 
@@ -117,10 +142,19 @@ def test_evaluations_tell_how_the_clients_find_the_model(job: MakeJob) -> None:
     metrics, state = records(directory.path, "metrics.jsonl"), directory.load_checkpoint()
     assert state is not None
     selector = state["client_manager"]["selector"]
-    heard = selector["value"][selector["known"]]  # of the first slot; the second's is asked for in round 5
+    heard = selector["value"][
+        selector["known"]
+    ]  # of the first slot; the second's is asked for in round 5
     assert [metrics[1]["clients_mean"]] * 4 == pytest.approx(heard.tolist())
-    data, model = FederatedData(directory.job.config, CPU, holdout=0.2), initial_model(directory.job.config)
-    each = sorted(evaluate(model, data.held_out(c), "lr", 64).accuracy for c in range(1, 21) if len(data.held_out(c)))
+    data, model = (
+        FederatedData(directory.job.config, CPU, holdout=0.2),
+        initial_model(directory.job.config),
+    )
+    each = sorted(
+        evaluate(model, data.held_out(c), "lr", 64).accuracy
+        for c in range(1, 21)
+        if len(data.held_out(c))
+    )
     assert 10 < len(each) <= 20
     assert metrics[0]["clients_mean"] == pytest.approx(np.mean(each))
     assert metrics[0]["clients_worst_tenth"] == pytest.approx(np.mean(each[:2]))
@@ -129,7 +163,13 @@ def test_evaluations_tell_how_the_clients_find_the_model(job: MakeJob) -> None:
 
 def test_uploads_are_lost_at_the_rate_given(job: MakeJob) -> None:
     # 40 rounds of 20 clients: Binomial(800, 0.75).
-    lossy = {"upload_success": 0.75, "num_participants": 20, "overcommitment": 1.0, "rounds": 40, "local_steps": 1}
+    lossy = {
+        "upload_success": 0.75,
+        "num_participants": 20,
+        "overcommitment": 1.0,
+        "rounds": 40,
+        "local_steps": 1,
+    }
     rounds = records(run(job(**lossy)).path)
     arrived = sum(len(r["valid"]) for r in rounds)
     assert all(len(r["asked"]) == 20 for r in rounds)
@@ -139,13 +179,16 @@ def test_uploads_are_lost_at_the_rate_given(job: MakeJob) -> None:
     assert [r["valid"] for r in other] == [r["valid"] for r in rounds]
 
 
-def test_a_lost_upload_changes_nothing_and_is_told(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_upload_changes_nothing_and_is_told(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[bool] = []
     register = SelectorClientManager.register_feedback
 
     def listen(self: SelectorClientManager, *args: Any, **named: Any) -> None:
         told.append(named["success"])
         register(self, *args, **named)
+
     monkeypatch.setattr(SelectorClientManager, "register_feedback", listen)
     directory = run(job(upload_success=0.0, rounds=2))
     assert told
@@ -155,7 +198,9 @@ def test_a_lost_upload_changes_nothing_and_is_told(job: MakeJob, monkeypatch: py
 
 
 def test_a_free_cohort_is_aggregated_whole(job: MakeJob) -> None:
-    rounds = records(run(job(sample_mode="oracle", oracle__clients="1,2,3,4,5,6,7,8,9", num_participants=4)).path)
+    rounds = records(
+        run(job(sample_mode="oracle", oracle__clients="1,2,3,4,5,6,7,8,9", num_participants=4)).path
+    )
     assert all(r["asked"] == r["valid"] == list(range(1, 10)) for r in rounds)
 
 
@@ -163,12 +208,16 @@ def test_a_free_cohort_is_aggregated_whole(job: MakeJob) -> None:
 def test_raw_pixels(job: MakeJob, data_root: Path, name: str, folder: str) -> None:
     if not (data_root / folder).is_dir():
         pytest.skip(f"no {folder} in FEDSUV_DATA")
-    raw, normal = (DATASETS[name](job(data_set=name, raw_pixels=flag).config) for flag in (True, False))
+    raw, normal = (
+        DATASETS[name](job(data_set=name, raw_pixels=flag).config) for flag in (True, False)
+    )
     splits = raw.load()
     assert splits.train_x.shape == (60000, 1, 28, 28)
     assert splits.test_y.bincount().tolist()[:1] == [{"Mnist": 980, "fmnist": 1000}[name]]
     x = splits.train_x[:20000]
     assert (float(raw.prepare(x).min()), float(raw.prepare(x).max())) == (0.0, 255.0)
-    prepared = normal.prepare(x)  # the constants are the training set's; 20,000 images are near enough to see it
+    prepared = normal.prepare(
+        x
+    )  # the constants are the training set's; 20,000 images are near enough to see it
     assert float(prepared.mean()) == pytest.approx(0, abs=0.02)
     assert float(prepared.std()) == pytest.approx(1, abs=0.02)

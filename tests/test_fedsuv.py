@@ -1,4 +1,5 @@
 """FedSUV: by hand, against the pseudocode, invariants, coverage of the regions, and learning."""
+
 from __future__ import annotations
 
 import json
@@ -25,9 +26,13 @@ from fedsuv_plugin.selectors.fedsuv import FedSUV, FedSUVParams, contexts
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper
 
 
-def clients_with(features: np.ndarray, names: tuple[str, ...] | None = None, samples: Any = 40) -> ClientTable:
+def clients_with(
+    features: np.ndarray, names: tuple[str, ...] | None = None, samples: Any = 40
+) -> ClientTable:
     names = names or tuple(f"f{i}" for i in range(features.shape[1]))
-    return replace(table(len(features), samples), features=features.astype(float), feature_names=names)
+    return replace(
+        table(len(features), samples), features=features.astype(float), feature_names=names
+    )
 
 
 def random_clients(n: int, d: int = 3, seed: int = 0) -> ClientTable:
@@ -45,24 +50,35 @@ def known(clients: ClientTable, hyper: Hyper, seed: int = 0, **params: Any) -> F
     return s
 
 
-def play(s: FedSUV, rounds: range, k: int = 5, online_share: float = 1.0, seed: int = 0) -> list[list[int]]:
+def play(
+    s: FedSUV, rounds: range, k: int = 5, online_share: float = 1.0, seed: int = 0
+) -> list[list[int]]:
     """Rounds in a world where the first feature makes clients fast and the second useful."""
     picks, x = [], s.contexts.per_client(s.contexts.rows)
     for t in rounds:
         rng = np.random.default_rng([seed, t])
         rows = s.select(look(s.clients, t, np.flatnonzero(rng.random(len(x)) < online_share)), k)
         picks.append(rows.tolist())
-        s.update(outcome(t, rows, 10 + 20 * x[rows, -1] + rng.normal(size=len(rows)),
-                         valid=rng.random(len(rows)) < 0.2 + 0.7 * x[rows, 0]))
+        s.update(
+            outcome(
+                t,
+                rows,
+                10 + 20 * x[rows, -1] + rng.normal(size=len(rows)),
+                valid=rng.random(len(rows)) < 0.2 + 0.7 * x[rows, 0],
+            )
+        )
     return picks
 
 
 # Contexts
 
+
 def test_contexts_by_hand() -> None:
     # Column a: 0 5 10. b: constant, dropped. c: largest 999 > 10 * median 9, so log1p: ln 1, ln 10, ln 1000, that is
     # 0, 1/3, 1. Samples 10 20 30. Norms: 0, sqrt(1/4 + 1/9 + 1/4), sqrt(3).
-    made = contexts(clients_with(np.array([[0, 7, 0], [5, 7, 9], [10, 7, 999]]), samples=[10, 20, 30]))
+    made = contexts(
+        clients_with(np.array([[0, 7, 0], [5, 7, 9], [10, 7, 999]]), samples=[10, 20, 30])
+    )
     assert made == pytest.approx(np.array([[0, 0, 0], [0.5, 1 / 3, 0.5], [1, 1, 1]]) / 3**0.5)
 
 
@@ -71,7 +87,10 @@ def test_contexts_are_of_hardware_where_the_trace_has_it() -> None:
     both = ("ms_per_sample", "kbps_down", "cores", "memory_gb")
     without = clients_with(features[:, 2:], both[2:])
     assert np.array_equal(contexts(clients_with(features, both)), contexts(without))
-    assert contexts(clients_with(features[:, :2], both[:2])).shape == (20, 2)  # all there is, and equal sizes
+    assert contexts(clients_with(features[:, :2], both[:2])).shape == (
+        20,
+        2,
+    )  # all there is, and equal sizes
 
 
 def test_equal_clients_have_one_context() -> None:
@@ -95,11 +114,17 @@ def test_features_that_are_not_numbers_are_refused() -> None:
 
 # By hand
 
+
 def test_bounds_by_hand() -> None:
     # One feature, contexts 0 and 1, delta 0.5, ridge 2. Linear model with the constant: x = (0, 1) and (1, 1), H = 2 I.
     # Half-widths alpha sqrt(1/2) and alpha sqrt(2/2), alpha = 1 + sqrt(ln(8)/2) = 2.0197.
     # Utility: mean 3, deviation 2; beta_1 = 2 ln(2 pi^2/1.5) = 5.154.
-    s = known(clients_with(np.array([[0], [5]])), Hyper(3.0, 4.0, 1.0, np.array([0.5])), delta=0.5, ridge=2.0)
+    s = known(
+        clients_with(np.array([[0], [5]])),
+        Hyper(3.0, 4.0, 1.0, np.array([0.5])),
+        delta=0.5,
+        ridge=2.0,
+    )
     s.select(look(s.clients), 1)
     told = s.explain()
     alpha, reach = 1 + math.sqrt(math.log(8) / 2), math.sqrt(2 * math.log(2 * math.pi**2 / 1.5))
@@ -109,7 +134,9 @@ def test_bounds_by_hand() -> None:
     assert told["utility_low"] == pytest.approx([3 - 2 * reach] * 2)
     # Diagonal: utility's side 4 reach over its largest upper bound.
     side = 4 * reach / (3 + 2 * reach)
-    assert told["width"] == pytest.approx([math.hypot(2 * alpha * 0.5**0.5, side), math.hypot(2 * alpha, side)])
+    assert told["width"] == pytest.approx(
+        [math.hypot(2 * alpha * 0.5**0.5, side), math.hypot(2 * alpha, side)]
+    )
     assert told["score"] == pytest.approx(told["utility_high"])
     assert told["candidate"].tolist() == [True, True]
 
@@ -120,8 +147,12 @@ def test_bounds_by_hand() -> None:
     s.update(outcome(2, []))
     s.select(look(s.clients, 2), 1)
     told, before, reach = s.explain(), reach, math.sqrt(2 * math.log(2 * math.pi**2 * 4 / 1.5))
-    assert told["validity_high"] == pytest.approx([min(1 / 4 + alpha * (3 / 8)**0.5, alpha * 0.5**0.5),
-                                                   min(1 / 2 + alpha * 0.5**0.5, alpha)])
+    assert told["validity_high"] == pytest.approx(
+        [
+            min(1 / 4 + alpha * (3 / 8) ** 0.5, alpha * 0.5**0.5),
+            min(1 / 2 + alpha * 0.5**0.5, alpha),
+        ]
+    )
     mean, deviation = 3 + 3 * 4 / 5, math.sqrt(4 - 16 / 5)
     assert told["utility_high"][1] == pytest.approx(min(mean + reach * deviation, 3 + 2 * before))
     assert told["utility_low"][1] == pytest.approx(max(mean - reach * deviation, 3 - 2 * before))
@@ -131,17 +162,27 @@ def test_validity_capped_at_one_in_the_product() -> None:
     s = known(random_clients(10), Hyper(3.0, 4.0, 1.0, np.ones(3)), rank="product")
     play(s, range(1, 5))
     told = s.explain()
-    assert told["score"] == pytest.approx(told["utility_high"] * np.minimum(told["validity_high"], 1))
+    assert told["score"] == pytest.approx(
+        told["utility_high"] * np.minimum(told["validity_high"], 1)
+    )
 
 
-@pytest.mark.parametrize(("how", "booked"), [
-    ("mean", [4.0, 8.0, 6.0]), ("zero", [4.0, 8.0, 0.0]), ("unseen", [4.0, 8.0])])
+@pytest.mark.parametrize(
+    ("how", "booked"),
+    [("mean", [4.0, 8.0, 6.0]), ("zero", [4.0, 8.0, 0.0]), ("unseen", [4.0, 8.0])],
+)
 def test_what_an_invalid_client_is_booked_with(how: str, booked: list[float]) -> None:
     s = make(random_clients(5), invalid_utility=how)
     s.positive = np.full(5, 5.0)
     s.update(outcome(1, [3, 1, 4], [4, 8, 0], valid=[True, True, False]))
     assert len(s.utility_model.data().mean) == len(booked)
-    by_place = dict(zip(s.utility_model.observed.place.tolist(), s.utility_model.observed.mean.tolist(), strict=True))
+    by_place = dict(
+        zip(
+            s.utility_model.observed.place.tolist(),
+            s.utility_model.observed.mean.tolist(),
+            strict=True,
+        )
+    )
     assert by_place == dict(zip([3, 1, 4], booked, strict=False))
     # A round that everybody missed: nothing to take a mean of.
     s.update(outcome(2, [0, 2], valid=False))
@@ -177,6 +218,7 @@ def test_the_first_utilities_wait_for_a_median() -> None:
 
 # Against the pseudocode
 
+
 class ByTheBook:
     """Algorithm 1 with loops, explicit inverses and every observation on its own; hyper-parameters known."""
 
@@ -186,14 +228,17 @@ class ByTheBook:
         self.places: list[int] = []
         self.values: list[float] = []
         self.pool = list(range(len(x)))
-        self.region = np.tile([[-np.inf], [np.inf]], (len(x), 2, 1, 1))[..., 0]  # client, axis, low or high
+        self.region = np.tile([[-np.inf], [np.inf]], (len(x), 2, 1, 1))[
+            ..., 0
+        ]  # client, axis, low or high
 
     def intervals(self, t: int) -> np.ndarray:
         n, alpha = len(self.x), 1 + math.sqrt(math.log(4 / self.delta) / 2)
         beta = 2 * math.log(n * math.pi**2 * t**2 / (3 * self.delta))
         if self.places:
             mean, deviation = posterior_by_the_book(
-                self.x, np.array(self.places), np.array(self.values), self.hyper)
+                self.x, np.array(self.places), np.array(self.values), self.hyper
+            )
         else:
             mean, deviation = np.full(n, self.hyper.mean), np.full(n, self.hyper.signal**0.5)
         inverse, q = np.linalg.inv(self.H), np.empty((n, 2, 2))
@@ -212,27 +257,35 @@ class ByTheBook:
                 self.pool.remove(i)
         for i in range(n):
             for axis in range(2):
-                low, high = max(self.region[i, axis, 0], q[i, axis, 0]), min(self.region[i, axis, 1], q[i, axis, 1])
+                low, high = (
+                    max(self.region[i, axis, 0], q[i, axis, 0]),
+                    min(self.region[i, axis, 1], q[i, axis, 1]),
+                )
                 self.region[i, axis] = (low, high) if low <= high else q[i, axis]
         for i in sorted(self.pool, key=lambda i: self.region[i, 1, 1]):
-            if len(self.pool) > k and any(j != i and (self.region[i, :, 1] <= self.region[j, :, 0]).all()
-                                          for j in self.pool):
+            if len(self.pool) > k and any(
+                j != i and (self.region[i, :, 1] <= self.region[j, :, 0]).all() for j in self.pool
+            ):
                 self.pool.remove(i)
         top = max(self.region[i, 1, 1] for i in self.pool)
         sides = self.region[:, :, 1] - self.region[:, :, 0]
         self.width = np.hypot(sides[:, 0], sides[:, 1] / top)
         candidates = [i for i in self.pool if i in online]
         picked = sorted(candidates, key=lambda i: -self.width[i])[:1]
-        picked += sorted(set(candidates) - set(picked), key=lambda i: -self.region[i, 1, 1])[:k - len(picked)]
+        picked += sorted(set(candidates) - set(picked), key=lambda i: -self.region[i, 1, 1])[
+            : k - len(picked)
+        ]
         others = sorted(online - set(self.pool), key=lambda i: -self.region[i, 1, 1])
-        return (picked + others)[:min(k, len(online))]
+        return (picked + others)[: min(k, len(online))]
 
     def update(self, rows: np.ndarray, valid: np.ndarray, utility: np.ndarray) -> None:
         for i, made_it in zip(rows, valid, strict=True):
             z = np.append(self.x[i], 1.0)
             self.H, self.b = self.H + np.outer(z, z), self.b + made_it * z
         self.places += rows.tolist()
-        self.values += np.where(valid, utility, utility[valid].mean() if valid.any() else 0).tolist()
+        self.values += np.where(
+            valid, utility, utility[valid].mean() if valid.any() else 0
+        ).tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -253,8 +306,12 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
         told = s.explain()
         assert np.flatnonzero(told["candidate"]).tolist() == sorted(book.pool)
         for axis, name in enumerate(("validity", "utility")):
-            np.testing.assert_allclose(told[f"{name}_low"], book.region[:, axis, 0], rtol=1e-7, atol=1e-7)
-            np.testing.assert_allclose(told[f"{name}_high"], book.region[:, axis, 1], rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(
+                told[f"{name}_low"], book.region[:, axis, 0], rtol=1e-7, atol=1e-7
+            )
+            np.testing.assert_allclose(
+                told[f"{name}_high"], book.region[:, axis, 1], rtol=1e-7, atol=1e-7
+            )
         np.testing.assert_allclose(told["width"], book.width, rtol=1e-6)
         # Clients that nothing is known of have equal upper utilities, and either may be chosen: scores are compared.
         assert rows[0] == expected[0]
@@ -262,7 +319,9 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
         np.testing.assert_allclose(told["score"][rows], told["score"][expected], rtol=1e-9)
         gone = {name: count + s.diagnostics()[name] for name, count in gone.items()}
         heard = np.union1d(rows, rng.choice(n, 10, replace=False))
-        valid = (rng.random(len(heard)) < 1.4 * x[heard, 0]) | (np.arange(len(heard)) < (3 if t == 1 else 1))
+        valid = (rng.random(len(heard)) < 1.4 * x[heard, 0]) | (
+            np.arange(len(heard)) < (3 if t == 1 else 1)
+        )
         utility = 20 + 8 * x[heard, 1] + rng.normal(0, 0.5, len(heard))
         s.update(outcome(t, heard, utility, valid))
         book.update(heard, valid, utility)
@@ -270,6 +329,7 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
 
 
 # Regions, pool
+
 
 def test_regions_only_shrink_or_restart() -> None:
     s, restarts = make(random_clients(30), refit_every=3), 0
@@ -323,7 +383,9 @@ def test_offline_candidates_keep_their_place() -> None:
         pool = s.explain()["candidate"]
         s.select(look(s.clients, t, [int(np.flatnonzero(pool)[0])]), 3)  # nearly everybody is away
         assert s.explain()["candidate"][~pool].sum() == 0
-        assert s.explain()["candidate"].sum() >= 3  # the floor is the cohort asked for, not the one there was
+        assert (
+            s.explain()["candidate"].sum() >= 3
+        )  # the floor is the cohort asked for, not the one there was
 
 
 def test_few_candidates_online_are_filled_up_best_first() -> None:
@@ -340,6 +402,7 @@ def test_few_candidates_online_are_filled_up_best_first() -> None:
 
 
 # Fairness
+
 
 def test_ties_at_the_start_are_fair() -> None:
     # 10 equal clients, 4 picked, 2000 selectors: each client is Binomial(2000, 0.4); first, 1/10.
@@ -363,15 +426,20 @@ def test_utility_ties_at_the_start_are_fair_between_different_clients() -> None:
 
 # Resuming
 
-@pytest.mark.parametrize("params", [
-    {}, {"max_points": 20, "refit_every": 4}, {"invalid_utility": "zero", "rank": "product"}])
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"max_points": 20, "refit_every": 4}, {"invalid_utility": "zero", "rank": "product"}],
+)
 def test_a_resumed_selector_continues_exactly(params: dict[str, Any]) -> None:
     clients = random_clients(60)
     whole, resumed = make(clients, 1, **params), make(clients, 2, **params)
     play(whole, range(1, 15), online_share=0.7)
     resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
     assert without_seconds(whole) == without_seconds(resumed)
-    assert play(whole, range(15, 40), online_share=0.7) == play(resumed, range(15, 40), online_share=0.7)
+    assert play(whole, range(15, 40), online_share=0.7) == play(
+        resumed, range(15, 40), online_share=0.7
+    )
     assert without_seconds(whole) == without_seconds(resumed)
     for name, values in whole.explain().items():
         assert np.array_equal(values, resumed.explain()[name]), name
@@ -389,17 +457,30 @@ def test_a_state_from_before_the_first_round() -> None:
 
 # Invariants
 
-numbers = st.sampled_from([0.0, 1.0, 5.0, 1e-300, 1e300, -3.0, float("nan"), float("inf")]) | st.floats(0, 100)
+numbers = st.sampled_from(
+    [0.0, 1.0, 5.0, 1e-300, 1e300, -3.0, float("nan"), float("inf")]
+) | st.floats(0, 100)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data(), n=st.integers(1, 14), k=st.integers(1, 9), seed=st.integers(0, 99),
-       levels=st.integers(1, 5), params=st.fixed_dictionaries({
-           "invalid_utility": st.sampled_from(["mean", "zero", "unseen"]),
-           "rank": st.sampled_from(["utility", "product"]), "refit_every": st.sampled_from([0, 1, 3]),
-           "max_points": st.sampled_from([1, 4, 1024])}))
+@given(
+    data=st.data(),
+    n=st.integers(1, 14),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    levels=st.integers(1, 5),
+    params=st.fixed_dictionaries(
+        {
+            "invalid_utility": st.sampled_from(["mean", "zero", "unseen"]),
+            "rank": st.sampled_from(["utility", "product"]),
+            "refit_every": st.sampled_from([0, 1, 3]),
+            "max_points": st.sampled_from([1, 4, 1024]),
+        }
+    ),
+)
 def test_always_a_full_cohort_of_distinct_online_clients(
-        data: st.DataObject, n: int, k: int, seed: int, levels: int, params: dict[str, Any]) -> None:
+    data: st.DataObject, n: int, k: int, seed: int, levels: int, params: dict[str, Any]
+) -> None:
     rng = np.random.default_rng(seed)
     s = make(clients_with(rng.integers(0, levels, (n, 2))), seed, rho=1.0, **params)
     for t in range(1, 7):
@@ -413,9 +494,17 @@ def test_always_a_full_cohort_of_distinct_online_clients(
         json.dumps(s.diagnostics(), allow_nan=False)
         size = len(rows)
         valid = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool)
-        reported, gain = (np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), float) for _ in range(2))
-        s.update(replace(outcome(t, rows, 1.0, valid), utility=np.where(valid, reported, 0),
-                         signals={ACCURACY_GAIN: np.where(valid, gain, 0)}))
+        reported, gain = (
+            np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), float)
+            for _ in range(2)
+        )
+        s.update(
+            replace(
+                outcome(t, rows, 1.0, valid),
+                utility=np.where(valid, reported, 0),
+                signals={ACCURACY_GAIN: np.where(valid, gain, 0)},
+            )
+        )
 
 
 def test_nobody_online() -> None:
@@ -426,8 +515,11 @@ def test_nobody_online() -> None:
 
 def test_rubbish_counts_as_missed_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     s = make(random_clients(6))
-    bad = replace(outcome(1, [0, 1, 2, 3], 1.0), utility=np.array([np.nan, 4.0, 5.0, 6.0]),
-                  signals={ACCURACY_GAIN: np.array([1.0, np.inf, 1.0, 1.0])})
+    bad = replace(
+        outcome(1, [0, 1, 2, 3], 1.0),
+        utility=np.array([np.nan, 4.0, 5.0, 6.0]),
+        signals={ACCURACY_GAIN: np.array([1.0, np.inf, 1.0, 1.0])},
+    )
     with caplog.at_level(logging.WARNING):
         s.update(bad)
         s.update(replace(bad, round=2))
@@ -461,18 +553,25 @@ def test_feedback_for_a_client_never_seen_fails() -> None:
 
 # Fitting
 
+
 def test_hyper_parameters_are_fitted_when_due() -> None:
     s, fits = make(random_clients(30), refit_every=5), []
     for t in range(1, 18):
         play(s, range(t, t + 1))
         fits.append(s.diagnostics()["gp_signal"])
     changes = [t for t in range(1, 17) if fits[t] != fits[t - 1]]
-    assert changes == [1, 5, 10, 15]  # counted from 0: the unit before round 2, then after 5, 10 and 15 rounds
+    assert changes == [
+        1,
+        5,
+        10,
+        15,
+    ]  # counted from 0: the unit before round 2, then after 5, 10 and 15 rounds
     assert s.diagnostics()["fit_converged"] in (True, False)
 
 
 def test_a_failing_fit_keeps_the_old_hyper_parameters_and_says_so(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     s = make(random_clients(30), refit_every=4)
     play(s, range(1, 8))
     before = s.utility_model.hyper
@@ -514,13 +613,27 @@ def test_diagnostics_name_what_happened() -> None:
     told = json.loads(json.dumps(s.diagnostics(), allow_nan=False))
     stages = ("learning", "bounding", "eliminating", "classifying", "selecting")
     assert set(told) == {
-        "pool", "eliminated", "classified_out", "filled_up", "widest", "gp_mean", "gp_signal", "gp_noise", "gp_lengths",
-        "gp_points", "gp_inducing", "fit_converged", "fit_failed", *(f"{stage}_seconds" for stage in stages)}
+        "pool",
+        "eliminated",
+        "classified_out",
+        "filled_up",
+        "widest",
+        "gp_mean",
+        "gp_signal",
+        "gp_noise",
+        "gp_lengths",
+        "gp_points",
+        "gp_inducing",
+        "fit_converged",
+        "fit_failed",
+        *(f"{stage}_seconds" for stage in stages),
+    }
     assert told["pool"] == s.explain()["candidate"].sum()
     assert told["widest"] == pytest.approx(s.explain()["width"][s.explain()["candidate"]].max())
 
 
 # Coverage
+
 
 def covered(seed: int, rounds: int = 40) -> bool:
     """Whether the true point is in R_t for all t and all clients, removed ones too, in a world as the theorems want it.
@@ -531,17 +644,23 @@ def covered(seed: int, rounds: int = 40) -> bool:
     clients, hyper = random_clients(n, 3, seed), Hyper(10.0, 1.0, 0.09, np.array([0.2, 0.4, 0.8]))
     x = contexts(clients)
     slope = rng.dirichlet(np.ones(3)) * 0.7
-    validity = 0.15 + x @ slope                       # ||(slope, 0.15)|| <= 0.72, values in [0.15, 0.85]
+    validity = 0.15 + x @ slope  # ||(slope, 0.15)|| <= 0.72, values in [0.15, 0.85]
     chol = np.linalg.cholesky(kernel_by_the_book(x, x, hyper.lengths) + 1e-9 * np.eye(n))
     utility = hyper.mean + chol @ rng.normal(size=n)
     s = known(clients, hyper, seed, invalid_utility="unseen")
     for t in range(1, rounds + 1):
         rows = s.select(look(clients, t), 5)
         told = s.explain()
-        if not (((told["validity_low"] <= validity) & (validity <= told["validity_high"])).all()
-                and ((told["utility_low"] <= utility) & (utility <= told["utility_high"])).all()):
+        if not (
+            ((told["validity_low"] <= validity) & (validity <= told["validity_high"])).all()
+            and ((told["utility_low"] <= utility) & (utility <= told["utility_high"])).all()
+        ):
             return False
-        s.update(outcome(t, rows, utility[rows] + rng.normal(0, 0.3, 5), valid=rng.random(5) < validity[rows]))
+        s.update(
+            outcome(
+                t, rows, utility[rows] + rng.normal(0, 0.3, 5), valid=rng.random(5) < validity[rows]
+            )
+        )
     return True
 
 
@@ -557,6 +676,7 @@ def test_regions_cover_the_truth_in_200_worlds() -> None:
 
 # Learning
 
+
 @pytest.mark.parametrize("seed", range(3))
 def test_clients_in_time_and_useful_are_found(seed: int) -> None:
     # 200 clients, 10 a round. Validity 0.1..0.9 by one feature, utility 2..12 by another, noise 1, and one feature that
@@ -568,7 +688,11 @@ def test_clients_in_time_and_useful_are_found(seed: int) -> None:
     s, gained = make(clients, seed), []
     for t in range(1, 61):
         rows = s.select(look(clients, t), 10)
-        s.update(outcome(t, rows, utility[rows] + rng.normal(size=10), valid=rng.random(10) < validity[rows]))
+        s.update(
+            outcome(
+                t, rows, utility[rows] + rng.normal(size=10), valid=rng.random(10) < validity[rows]
+            )
+        )
         gained.append((validity * utility)[rows].mean())
     best = np.sort(validity * utility)[-10:].mean()
     everybody = (validity * utility).mean()
@@ -577,10 +701,13 @@ def test_clients_in_time_and_useful_are_found(seed: int) -> None:
 
 # The manager
 
+
 def test_a_fedscale_manager_hands_it_loss_and_gain() -> None:
     from fedsuv_plugin.engine.fedscale_env import parser_module
 
-    args = Namespace(**{**vars(parser_module().parser.parse_args([])), "filter_less": 1, "fedsuv.rho": 0.2})
+    args = Namespace(
+        **{**vars(parser_module().parser.parse_args([])), "filter_less": 1, "fedsuv.rho": 0.2}
+    )
     made = FedSUVClientManager("fedsuv", args=args)
     for i in range(1, 9):
         made.register_client(1, i, size=10 * i, speed={"computation": 1.0, "communication": 1.0})
@@ -600,9 +727,21 @@ def test_a_fedscale_manager_hands_it_loss_and_gain() -> None:
 
 # Parameters
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("delta", 0), ("delta", 1.1), ("rho", -0.1), ("rho", 1.1), ("ridge", 0), ("refit_every", -1), ("max_points", 0),
-    ("invalid_utility", "median"), ("rank", "validity")])
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("delta", 0),
+        ("delta", 1.1),
+        ("rho", -0.1),
+        ("rho", 1.1),
+        ("ridge", 0),
+        ("refit_every", -1),
+        ("max_points", 0),
+        ("invalid_utility", "median"),
+        ("rank", "validity"),
+    ],
+)
 def test_bad_parameters_are_refused(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         FedSUVParams.from_mapping({name: value})
@@ -611,7 +750,14 @@ def test_bad_parameters_are_refused(name: str, value: object) -> None:
 def test_defaults_are_those_of_the_paper_and_of_algorithms() -> None:
     p = FedSUVParams()
     assert (p.delta, p.rho, p.ridge, p.refit_every, p.max_points, p.invalid_utility, p.rank) == (
-        0.1, 0.4, 1.0, 10, 1024, "mean", "utility")
+        0.1,
+        0.4,
+        1.0,
+        10,
+        1024,
+        "mean",
+        "utility",
+    )
 
 
 def test_outcomes_without_gains_count_the_loss_alone() -> None:

@@ -1,4 +1,5 @@
 """The blocks of FedSUV: linear bandit, Gaussian process, its marginal likelihood, Pareto steps."""
+
 from __future__ import annotations
 
 import copy
@@ -15,10 +16,21 @@ from selector_worlds import five_sigma
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.selectors.maths import gaussian_process
-from fedsuv_plugin.selectors.maths.gaussian_process import ExactFactor, GaussianProcess, InducingFactor, matern, pivots
+from fedsuv_plugin.selectors.maths.gaussian_process import (
+    ExactFactor,
+    GaussianProcess,
+    InducingFactor,
+    matern,
+    pivots,
+)
 from fedsuv_plugin.selectors.maths.linear_bandit import LinearBandit
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper, Merged, MergedModel, fit
-from fedsuv_plugin.selectors.maths.pareto import diagonals, dominated, surely_worse, take_out_dominated
+from fedsuv_plugin.selectors.maths.pareto import (
+    diagonals,
+    dominated,
+    surely_worse,
+    take_out_dominated,
+)
 
 # Linear bandit
 
@@ -49,7 +61,9 @@ def test_linear_bandit_agrees_with_the_formula(seed: int) -> None:
             h, b = h + np.outer(x, x), b + r * x
     np.testing.assert_allclose(bandit.theta, np.linalg.inv(h) @ b, rtol=1e-9)
     fresh = rng.normal(size=(7, 4))
-    np.testing.assert_allclose(bandit.norms(fresh), [np.sqrt(x @ np.linalg.inv(h) @ x) for x in fresh], rtol=1e-9)
+    np.testing.assert_allclose(
+        bandit.norms(fresh), [np.sqrt(x @ np.linalg.inv(h) @ x) for x in fresh], rtol=1e-9
+    )
 
 
 # Kernel
@@ -65,7 +79,9 @@ def kernel_by_the_book(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.
 
 def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
     # At distance 1/sqrt(5) length-scales r = 1: (1 + 1 + 1/3)/e.
-    assert matern(np.array([[0.0]]), np.array([[0.4]]), np.array([0.4 * 5**0.5])) == pytest.approx(7 / 3 / np.e)
+    assert matern(np.array([[0.0]]), np.array([[0.4]]), np.array([0.4 * 5**0.5])) == pytest.approx(
+        7 / 3 / np.e
+    )
     rng = np.random.default_rng(0)
     a, b = rng.random((6, 3)), rng.random((9, 3))
     kernel = gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=3).double()
@@ -77,18 +93,25 @@ def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
 
 # Posterior
 
-def posterior_by_the_book(inputs: np.ndarray, places: np.ndarray, values: np.ndarray,
-                          hyper: Hyper) -> tuple[np.ndarray, np.ndarray]:
+
+def posterior_by_the_book(
+    inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper
+) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation at all inputs from every single observation, repeated ones as separate rows."""
     k_all = hyper.signal * kernel_by_the_book(inputs, inputs[places], hyper.lengths)
-    inverse = np.linalg.inv(hyper.signal * kernel_by_the_book(inputs[places], inputs[places], hyper.lengths)
-                            + hyper.noise * np.eye(len(places)))
-    return (hyper.mean + k_all @ inverse @ (values - hyper.mean),
-            np.sqrt(hyper.signal - np.einsum("np,pq,nq->n", k_all, inverse, k_all)))
+    inverse = np.linalg.inv(
+        hyper.signal * kernel_by_the_book(inputs[places], inputs[places], hyper.lengths)
+        + hyper.noise * np.eye(len(places))
+    )
+    return (
+        hyper.mean + k_all @ inverse @ (values - hyper.mean),
+        np.sqrt(hyper.signal - np.einsum("np,pq,nq->n", k_all, inverse, k_all)),
+    )
 
 
-def feed(gp: GaussianProcess, rng: np.random.Generator, batches: list[int],
-         among: int) -> tuple[np.ndarray, np.ndarray]:
+def feed(
+    gp: GaussianProcess, rng: np.random.Generator, batches: list[int], among: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Batches of observations at the first `among` inputs, so that they repeat; the posterior is read in between."""
     places, values = np.empty(0, int), np.empty(0)
     for size in batches:
@@ -99,7 +122,9 @@ def feed(gp: GaussianProcess, rng: np.random.Generator, batches: list[int],
     return places, values
 
 
-@pytest.mark.parametrize("batches", [[1], [30], [20, 1, 1, 1], [20] * 12, [150, 40, 5, 60, 3], [1] * 40])
+@pytest.mark.parametrize(
+    "batches", [[1], [30], [20, 1, 1, 1], [20] * 12, [150, 40, 5, 60, 3], [1] * 40]
+)
 def test_posterior_equals_the_closed_form_with_repeated_observations(batches: list[int]) -> None:
     rng = np.random.default_rng(len(batches))
     inputs = rng.random((300, 3))
@@ -117,10 +142,14 @@ def test_correcting_and_starting_over_are_both_at_work() -> None:
     gp = GaussianProcess(rng.random((300, 3)), HYPER, max_points=1000)
     feed(gp, rng, [20] * 12, among=100)
     assert isinstance(gp._factor, ExactFactor)
-    assert len(gp.observed) < len(gp._factor.basis) < 240  # begun with some rounds merged, then extended
+    assert (
+        len(gp.observed) < len(gp._factor.basis) < 240
+    )  # begun with some rounds merged, then extended
     for _ in range(30):
         feed(gp, rng, [20], among=100)
-        assert len(gp._factor.basis) <= 100 + gaussian_process.SLACK  # and merged again before it grows without end
+        assert (
+            len(gp._factor.basis) <= 100 + gaussian_process.SLACK
+        )  # and merged again before it grows without end
 
 
 def test_prior_before_any_observation() -> None:
@@ -160,13 +189,17 @@ def test_new_hyper_parameters_reach_everything() -> None:
     first = feed(gp, rng, [30, 10], among=40)
     gp.set_hyper(other)
     more = feed(gp, rng, [10], among=40)
-    mean, deviation = posterior_by_the_book(inputs, np.r_[first[0], more[0]], np.r_[first[1], more[1]], other)
+    mean, deviation = posterior_by_the_book(
+        inputs, np.r_[first[0], more[0]], np.r_[first[1], more[1]], other
+    )
     np.testing.assert_allclose(gp.mean, mean, rtol=1e-7)
     np.testing.assert_allclose(gp.deviation, deviation, rtol=1e-7)
 
 
 def test_blocks_and_panels_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaussian_process, "BLOCK", 1000)  # 64 rows at a time; 300 points are three panels
+    monkeypatch.setattr(
+        gaussian_process, "BLOCK", 1000
+    )  # 64 rows at a time; 300 points are three panels
     rng = np.random.default_rng(5)
     inputs = rng.random((401, 3))
     gp = GaussianProcess(inputs, HYPER, max_points=1000)
@@ -177,7 +210,9 @@ def test_blocks_and_panels_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("max_points", [1000, 60])
-def test_single_precision_is_good_to_a_thousandth(monkeypatch: pytest.MonkeyPatch, max_points: int) -> None:
+def test_single_precision_is_good_to_a_thousandth(
+    monkeypatch: pytest.MonkeyPatch, max_points: int
+) -> None:
     # Of the function's deviation. Rounding is 6e-8; 1/noise = 100 and some 200 summands make that 1e-4 at most or so.
     rng = np.random.default_rng(6)
     inputs, hyper = rng.random((300, 3)), Hyper(0.0, 1.0, 0.01, LENGTHS)
@@ -194,11 +229,19 @@ def test_single_precision_is_good_to_a_thousandth(monkeypatch: pytest.MonkeyPatc
 
 # Inducing points
 
-def inducing_by_the_book(gp: GaussianProcess, inputs: np.ndarray, basis: np.ndarray, places: np.ndarray,
-                         values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+
+def inducing_by_the_book(
+    gp: GaussianProcess,
+    inputs: np.ndarray,
+    basis: np.ndarray,
+    places: np.ndarray,
+    values: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """Titsias (2009), eq. (6) and (10): q(f) = k_xz S k_zo y / noise, S = (k_zz + k_zo k_oz / noise)^-1."""
     h = gp.hyper
-    zz = h.signal * kernel_by_the_book(basis, basis, h.lengths) + 1e-10 * h.signal * np.eye(len(basis))
+    zz = h.signal * kernel_by_the_book(basis, basis, h.lengths) + 1e-10 * h.signal * np.eye(
+        len(basis)
+    )
     zo = h.signal * kernel_by_the_book(basis, inputs[places], h.lengths)
     xz = h.signal * kernel_by_the_book(inputs, basis, h.lengths)
     s = np.linalg.inv(zz + zo @ zo.T / h.noise)
@@ -265,13 +308,23 @@ def test_pivots_by_the_book() -> None:
     for m in range(25):  # each has the largest variance given those before
         before = inputs[chosen[:m]]
         cross = kernel_by_the_book(inputs, before, LENGTHS)
-        left = 1 - np.einsum("nm,mk,nk->n", cross, np.linalg.inv(kernel_by_the_book(before, before, LENGTHS)), cross) \
-            if m else np.ones(60)
+        left = (
+            1
+            - np.einsum(
+                "nm,mk,nk->n",
+                cross,
+                np.linalg.inv(kernel_by_the_book(before, before, LENGTHS)),
+                cross,
+            )
+            if m
+            else np.ones(60)
+        )
         assert left[chosen[m]] == pytest.approx(left.max(), abs=1e-9)
     assert len(pivots(np.zeros((9, 3)), LENGTHS, 5)) == 1  # nothing is left after the first
 
 
 # Resuming
+
 
 @pytest.mark.parametrize("max_points", [1000, 40])
 def test_a_resumed_gp_goes_on_bit_by_bit(max_points: int) -> None:
@@ -287,7 +340,9 @@ def test_a_resumed_gp_goes_on_bit_by_bit(max_points: int) -> None:
 
 
 def test_a_loaded_state_stays_the_givers() -> None:
-    gp, other = (GaussianProcess(np.random.default_rng(0).random((30, 3)), HYPER, 100) for _ in range(2))
+    gp, other = (
+        GaussianProcess(np.random.default_rng(0).random((30, 3)), HYPER, 100) for _ in range(2)
+    )
     feed(gp, np.random.default_rng(1), [30], among=30)
     state = gp.state_dict()
     kept = copy.deepcopy(state)
@@ -299,17 +354,25 @@ def test_a_loaded_state_stays_the_givers() -> None:
 
 # Marginal likelihood
 
+
 def merged_by_the_book(inputs: np.ndarray, places: np.ndarray, values: np.ndarray) -> Merged:
     which = np.unique(places)
     groups = [values[places == p] for p in which]
-    return Merged(inputs[which], np.array([len(g) for g in groups]), np.array([g.mean() for g in groups]),
-                  np.array([((g - g.mean()) ** 2).sum() for g in groups]))
+    return Merged(
+        inputs[which],
+        np.array([len(g) for g in groups]),
+        np.array([g.mean() for g in groups]),
+        np.array([((g - g.mean()) ** 2).sum() for g in groups]),
+    )
 
 
-def likelihood_by_the_book(inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper) -> float:
+def likelihood_by_the_book(
+    inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper
+) -> float:
     """Of every single observation."""
-    covariance = hyper.signal * kernel_by_the_book(inputs[places], inputs[places], hyper.lengths) \
-        + hyper.noise * np.eye(len(places))
+    covariance = hyper.signal * kernel_by_the_book(
+        inputs[places], inputs[places], hyper.lengths
+    ) + hyper.noise * np.eye(len(places))
     return float(multivariate_normal.logpdf(values, np.full(len(places), hyper.mean), covariance))
 
 
@@ -339,10 +402,14 @@ def test_observed_merges_as_the_book_does() -> None:
     assert data.deviation == pytest.approx(values.std())
 
 
-def gp_world(seed: int, points: int, repeats: int, hyper: Hyper) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def gp_world(
+    seed: int, points: int, repeats: int, hyper: Hyper
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     inputs = rng.random((points, len(hyper.lengths)))
-    covariance = hyper.signal * (kernel_by_the_book(inputs, inputs, hyper.lengths) + 1e-9 * np.eye(points))
+    covariance = hyper.signal * (
+        kernel_by_the_book(inputs, inputs, hyper.lengths) + 1e-9 * np.eye(points)
+    )
     function = hyper.mean + np.linalg.cholesky(covariance) @ rng.normal(size=points)
     places = np.repeat(np.arange(points), repeats)
     return inputs, places, function[places] + rng.normal(0, hyper.noise**0.5, len(places))
@@ -358,7 +425,9 @@ def test_fit_climbs_above_the_truth(seed: int, scale: float) -> None:
     start = Hyper(values.mean(), values.var(), 0.25 * values.var(), np.full(3, 0.5))
     found = fit(merged_by_the_book(inputs, places, values), start)
     assert found.log_likelihood >= likelihood_by_the_book(inputs, places, values, truth)
-    assert found.log_likelihood == pytest.approx(likelihood_by_the_book(inputs, places, values, found.hyper), rel=1e-6)
+    assert found.log_likelihood == pytest.approx(
+        likelihood_by_the_book(inputs, places, values, found.hyper), rel=1e-6
+    )
     assert found.hyper.noise == pytest.approx(truth.noise, rel=4 * 0.18)
     assert found.hyper.lengths[2] > found.hyper.lengths[0]  # the third feature says nothing
 
@@ -366,13 +435,20 @@ def test_fit_climbs_above_the_truth(seed: int, scale: float) -> None:
 def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
     inputs, places, values = gp_world(5, 80, 1, HYPER)
     data = merged_by_the_book(inputs, places, values)
-    random, threads, kind = torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype()
+    random, threads, kind = (
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+    )
     numpy_state = np.random.get_state()[1].copy()
     first, again = fit(data, HYPER), fit(data, HYPER)
     assert first.converged
     assert first.hyper.lengths.tolist() == again.hyper.lengths.tolist()
     assert (first.hyper.mean, first.hyper.signal, first.hyper.noise) == (
-        again.hyper.mean, again.hyper.signal, again.hyper.noise)
+        again.hyper.mean,
+        again.hyper.signal,
+        again.hyper.noise,
+    )
     warm = fit(data, first.hyper)  # already there
     assert warm.log_likelihood == pytest.approx(first.log_likelihood, abs=0.05)
     assert torch.equal(torch.get_rng_state(), random)
@@ -384,8 +460,11 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
 
 small = st.integers(0, 4).map(float)
 rectangles = st.lists(st.tuples(small, small, small, small), min_size=1, max_size=14).map(
-    lambda rows: (np.array([[min(a, b) for a, b, _, _ in rows], [min(c, d) for _, _, c, d in rows]]),
-                  np.array([[max(a, b) for a, b, _, _ in rows], [max(c, d) for _, _, c, d in rows]])))
+    lambda rows: (
+        np.array([[min(a, b) for a, b, _, _ in rows], [min(c, d) for _, _, c, d in rows]]),
+        np.array([[max(a, b) for a, b, _, _ in rows], [max(c, d) for _, _, c, d in rows]]),
+    )
+)
 
 
 def classify_by_the_book(low: np.ndarray, high: np.ndarray, keep: int) -> list[int]:
@@ -401,7 +480,9 @@ def classify_by_the_book(low: np.ndarray, high: np.ndarray, keep: int) -> list[i
 
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(shapes=rectangles, seed=st.integers(0, 9))
-def test_dominance_agrees_with_the_definition(shapes: tuple[np.ndarray, np.ndarray], seed: int) -> None:
+def test_dominance_agrees_with_the_definition(
+    shapes: tuple[np.ndarray, np.ndarray], seed: int
+) -> None:
     low, high = shapes
     left = np.flatnonzero(~dominated(low, high, np.random.default_rng(seed)))
     book = classify_by_the_book(low, high, keep=0)
@@ -412,7 +493,9 @@ def test_dominance_agrees_with_the_definition(shapes: tuple[np.ndarray, np.ndarr
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(shapes=rectangles, keep=st.integers(0, 15), seed=st.integers(0, 9))
-def test_classifying_stops_at_a_full_cohort(shapes: tuple[np.ndarray, np.ndarray], keep: int, seed: int) -> None:
+def test_classifying_stops_at_a_full_cohort(
+    shapes: tuple[np.ndarray, np.ndarray], keep: int, seed: int
+) -> None:
     low, high = shapes
     out = take_out_dominated(low, high, keep, np.random.default_rng(seed))
     book = np.setdiff1d(np.arange(low.shape[1]), classify_by_the_book(low, high, keep))
@@ -425,7 +508,9 @@ def test_dominance_at_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     low = rng.random((2, 400))
     high = low + rng.exponential(0.1, (2, 400))
-    book = [i for i in range(400) if any(i != j and (high[:, i] <= low[:, j]).all() for j in range(400))]
+    book = [
+        i for i in range(400) if any(i != j and (high[:, i] <= low[:, j]).all() for j in range(400))
+    ]
     assert np.flatnonzero(dominated(low, high, rng)).tolist() == book
     assert len(book) > 100
 
@@ -442,7 +527,11 @@ def test_equal_points_do_not_delete_each_other_and_the_one_that_stays_is_fair() 
 
 def test_elimination_by_hand() -> None:
     # The largest lower bound is 0.5: rows 0, 1 and 3 are not above it. With room for two, the lowest upper ones go.
-    low, high, rng = np.array([0.0, 0.1, 0.5, 0.2]), np.array([0.3, 0.5, 0.9, 0.4]), np.random.default_rng(0)
+    low, high, rng = (
+        np.array([0.0, 0.1, 0.5, 0.2]),
+        np.array([0.3, 0.5, 0.9, 0.4]),
+        np.random.default_rng(0),
+    )
     assert surely_worse(low, high, 9, rng).tolist() == [0, 1, 3]
     assert sorted(surely_worse(low, high, 2, rng).tolist()) == [0, 3]
     assert surely_worse(low, high, 0, rng).tolist() == []
@@ -451,7 +540,9 @@ def test_elimination_by_hand() -> None:
 
 def test_diagonals_by_hand() -> None:
     # Sides 3 and 80/20 = 4.
-    assert diagonals(np.array([[1.0], [10.0]]), np.array([[4.0], [90.0]]), np.array([1.0, 20.0])).tolist() == [5.0]
+    assert diagonals(
+        np.array([[1.0], [10.0]]), np.array([[4.0], [90.0]]), np.array([1.0, 20.0])
+    ).tolist() == [5.0]
 
 
 def test_nobody_to_compare_with() -> None:

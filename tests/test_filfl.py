@@ -1,4 +1,5 @@
 """FilFL: algorithm 1 against plain loops, algorithm 2's timing, and real jobs around every selector."""
+
 from __future__ import annotations
 
 import itertools
@@ -45,12 +46,18 @@ def make(n: int, seed: int = 0, inner: Selector | None = None, **params: object)
 
 # ---- algorithm 1 on set functions: vectors are unit vectors, so a sum says who is in the set
 
+
 def on_sets(f: SetFunction, n: int, variant: str, seed: int = 0) -> Any:
-    return greedy_filter(list(np.eye(n)), lambda total, count: f(frozenset(np.flatnonzero(total > 0.5).tolist())),
-                         make(n, seed, variant=variant).accept)
+    return greedy_filter(
+        list(np.eye(n)),
+        lambda total, count: f(frozenset(np.flatnonzero(total > 0.5).tolist())),
+        make(n, seed, variant=variant).accept,
+    )
 
 
-def by_the_book(f: SetFunction, n: int, coin: Callable[[float], bool], variant: str) -> frozenset[int]:
+def by_the_book(
+    f: SetFunction, n: int, coin: Callable[[float], bool], variant: str
+) -> frozenset[int]:
     """Algorithm 1 as printed, with sets."""
     x, y = frozenset[int](), frozenset(range(n))
     for u in range(n):
@@ -98,8 +105,13 @@ def test_rgf_accepts_with_the_probabilities_of_the_pseudocode(seed: int) -> None
             heads = left.pop(0)
             chance *= p if heads else 1 - p
             return heads
+
         return by_the_book(f, n, coin, "rgf"), chance
-    exact = {members: chance for members, chance in map(branch, itertools.product([True, False], repeat=n))}
+
+    exact = {
+        members: chance
+        for members, chance in map(branch, itertools.product([True, False], repeat=n))
+    }
     assert sum(exact.values()) == pytest.approx(1)
     seen: dict[frozenset[int], int] = {}
     for trial in range(runs):
@@ -124,7 +136,7 @@ def test_gains_by_hand() -> None:
     # Row 0: a = -4 + 9 = 5, b = -16 + 25 = 9: dropped. Row 1: a = -1 + 9 = 8, b = f({2}) - f({1,2}) = -4 + 16 = 12:
     # dropped. Row 2: a = -4 + 9 = 5, b = f({}) - f({2}) = -9 + 4 = -5: kept.
     values = [1.0, 2.0, 5.0]
-    result = on_sets(lambda s: -(sum(values[i] for i in s) - 3.0) ** 2, 3, "dgf")
+    result = on_sets(lambda s: -((sum(values[i] for i in s) - 3.0) ** 2), 3, "dgf")
     assert result.gain_add.tolist() == [5, 8, 5]
     assert result.gain_drop.tolist() == [9, 12, -5]
     assert result.kept.tolist() == [False, False, True]
@@ -132,8 +144,11 @@ def test_gains_by_hand() -> None:
 
 def test_two_rewards_per_client_and_two_more() -> None:
     calls: list[int] = []
-    greedy_filter(list(np.eye(9)), lambda total, count: calls.append(count) or float(count),  # type: ignore[func-returns-value]
-                  lambda a, b: a > b)
+    greedy_filter(
+        list(np.eye(9)),
+        lambda total, count: calls.append(count) or float(count),  # type: ignore[func-returns-value]
+        lambda a, b: a > b,
+    )
     assert len(calls) == 2 * 9 + 2
     assert len(greedy_filter([], lambda total, count: 0.0, lambda a, b: True).kept) == 0
 
@@ -144,8 +159,11 @@ TARGET = np.ones(P, np.float32)
 
 
 def server(view: RoundView, weights: np.ndarray | None = None) -> RoundView:
-    return replace(view, weights=np.zeros(P, np.float32) if weights is None else weights,
-                   public_loss=lambda w: float(((w - TARGET) ** 2).sum()))
+    return replace(
+        view,
+        weights=np.zeros(P, np.float32) if weights is None else weights,
+        public_loss=lambda w: float(((w - TARGET) ** 2).sum()),
+    )
 
 
 def trained(t: int, rows: Sequence[int], weights: np.ndarray, valid: object = True) -> RoundOutcome:
@@ -210,7 +228,9 @@ def test_a_loss_that_is_not_finite_counts_as_hopeless() -> None:
     s = make(4, period=1)
     s.select(server(look(s.clients, 1)), 4)
     s.update(trained(1, range(4), good(range(4), set())))
-    view = replace(server(look(s.clients, 2)), public_loss=lambda w: math.nan if (w > 0.515).any() else 1.0)
+    view = replace(
+        server(look(s.clients, 2)), public_loss=lambda w: math.nan if (w > 0.515).any() else 1.0
+    )
     s.select(view, 4)
     assert np.isfinite(s.gains).all()
     assert s.gains.min() == -1e6 + 1.0
@@ -256,7 +276,9 @@ def test_fresh_weights_are_asked_for_when_filtering_is_due() -> None:
             for row in question.rows.tolist():
                 if row != 4:  # does not answer
                     s.receive(row, good([row], {1})[0])
-            view = replace(view, probe=ProbeAnswer(WEIGHTS, np.array([0, 1, 2, 3, 5]), np.empty((5, 0))))
+            view = replace(
+                view, probe=ProbeAnswer(WEIGHTS, np.array([0, 1, 2, 3, 5]), np.empty((5, 0)))
+            )
             assert s.probe(view) is None
         rows = s.select(view, 6)
         assert (1 in rows) == (t < 3)
@@ -295,10 +317,18 @@ def test_the_inner_selector_sees_those_filtered_in_and_its_own_answers(weights: 
             if question.kind == WEIGHTS:
                 for row in question.rows.tolist():
                     s.receive(row, good([row], {1})[0])
-            view = replace(view, probe=ProbeAnswer(question.kind, question.rows, np.full(len(question.rows), float(t))))
+            view = replace(
+                view,
+                probe=ProbeAnswer(
+                    question.kind, question.rows, np.full(len(question.rows), float(t))
+                ),
+            )
             if not question.more:
                 break
-        assert [q.kind for q in asked] == ([WEIGHTS] if weights == "fresh" and t == 2 else []) + [LOSS, LOSS]
+        assert [q.kind for q in asked] == ([WEIGHTS] if weights == "fresh" and t == 2 else []) + [
+            LOSS,
+            LOSS,
+        ]
         rows = s.select(view, 3)
         s.update(trained(t, range(6), good(range(6), {1})))
         assert set(rows.tolist()) <= set(inner.seen[-1].online.tolist())
@@ -309,6 +339,7 @@ def test_the_inner_selector_sees_those_filtered_in_and_its_own_answers(weights: 
 
 
 # ---- where updates live
+
 
 @pytest.mark.parametrize("budget", [0, 1, 2048])
 def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
@@ -329,7 +360,9 @@ def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     assert not kept.known.any()
 
 
-def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = Updates(3, 0)
     kept.put(1, np.ones(1000))
@@ -347,6 +380,7 @@ def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None
             picks.append(rows.tolist())
             s.update(trained(t, rows, rng.normal(0.5, 1, (len(rows), P))))
         return picks
+
     whole = make(20, variant=variant, period=2, weights_budget_mb=budget)
     play(whole, 1)
     resumed = make(20, 9, variant=variant, period=2)
@@ -356,10 +390,17 @@ def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(n=st.integers(1, 12), k=st.integers(1, 14), seed=st.integers(0, 99), variant=st.sampled_from(["dgf", "rgf"]),
-       weights=st.sampled_from(["last", "fresh"]), data=st.data())
+@given(
+    n=st.integers(1, 12),
+    k=st.integers(1, 14),
+    seed=st.integers(0, 99),
+    variant=st.sampled_from(["dgf", "rgf"]),
+    weights=st.sampled_from(["last", "fresh"]),
+    data=st.data(),
+)
 def test_distinct_online_rows_at_most_k_and_never_nobody(
-        n: int, k: int, seed: int, variant: str, weights: str, data: st.DataObject) -> None:
+    n: int, k: int, seed: int, variant: str, weights: str, data: st.DataObject
+) -> None:
     rng, s = np.random.default_rng(seed), make(n, seed, variant=variant, weights=weights, period=2)
     for t in range(1, 6):
         online = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
@@ -369,23 +410,39 @@ def test_distinct_online_rows_at_most_k_and_never_nobody(
         if question is not None:
             for row in question.rows.tolist():
                 s.receive(row, scale * rng.uniform(-1, 1, P))
-            s.probe(replace(view, probe=ProbeAnswer(WEIGHTS, question.rows, np.empty((len(question.rows), 0)))))
+            s.probe(
+                replace(
+                    view,
+                    probe=ProbeAnswer(WEIGHTS, question.rows, np.empty((len(question.rows), 0))),
+                )
+            )
         rows = s.select(view, k)
         assert 1 <= len(rows) == len(set(rows.tolist())) <= min(k, len(online))
         assert set(rows.tolist()) <= set(online)
-        s.update(trained(t, rows, scale * rng.uniform(-1, 1, (len(rows), P)), rng.random(len(rows)) < 0.7))
+        s.update(
+            trained(
+                t, rows, scale * rng.uniform(-1, 1, (len(rows), P)), rng.random(len(rows)) < 0.7
+            )
+        )
         assert np.isfinite(s.gains).all()
 
 
 # ---- real jobs
 
-INNER = sorted(name for name in registry.installed()
-               if (cls := registry.selector_class(name)) is not None and cls is not Filfl and not cls.time_slots)
+INNER = sorted(
+    name
+    for name in registry.installed()
+    if (cls := registry.selector_class(name)) is not None
+    and cls is not Filfl
+    and not cls.time_slots
+)
 
 
 @pytest.mark.parametrize("inner", INNER)
 def test_it_goes_around_every_registered_selector(job: MakeJob, inner: str) -> None:
-    path = run(job(sample_mode="filfl", filfl__inner=inner, filfl__period=2, rounds=6, overcommitment=1.0))
+    path = run(
+        job(sample_mode="filfl", filfl__inner=inner, filfl__period=2, rounds=6, overcommitment=1.0)
+    )
     rounds = records(path)
     chosen = registry.selector_class(inner)
     assert chosen is not None
@@ -400,8 +457,12 @@ def test_the_inner_selector_gets_its_own_parameters(job: MakeJob) -> None:
     assert records(path)[0]["selector"]["pow_d"]["candidates"] == 9
 
 
-def test_inner_selectors_that_cannot_be_wrapped_are_refused(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="filfl.inner: expected a selector .* not itself, got 'filfl'"):
+def test_inner_selectors_that_cannot_be_wrapped_are_refused(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        UserError, match="filfl.inner: expected a selector .* not itself, got 'filfl'"
+    ):
         job(sample_mode="filfl", filfl__inner="filfl")
     with pytest.raises(UserError, match="unknown client manager 'nobody'"):
         job(sample_mode="filfl", filfl__inner="nobody")
@@ -410,32 +471,63 @@ def test_inner_selectors_that_cannot_be_wrapped_are_refused(job: MakeJob, monkey
         job(sample_mode="filfl")
 
 
-@pytest.mark.parametrize("values", [
-    {"gradient_policy": "fed-prox"}, {"filfl__weights": "fresh", "filfl__variant": "rgf", "filfl__inner": "gpfl"},
-    {"data_set": "digits", "model": "shufflenet_v2_x0_5", "local_steps": 1, "num_clients": 8, "rounds": 3},
-    {"filfl__weights_budget_mb": 0}])
-def test_it_works_with_fed_prox_fresh_weights_batch_norm_and_a_file(job: MakeJob, values: dict[str, object]) -> None:
-    rounds = records(run(job(**{"sample_mode": "filfl", "filfl__period": 2, "rounds": 5, **values})))
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"gradient_policy": "fed-prox"},
+        {"filfl__weights": "fresh", "filfl__variant": "rgf", "filfl__inner": "gpfl"},
+        {
+            "data_set": "digits",
+            "model": "shufflenet_v2_x0_5",
+            "local_steps": 1,
+            "num_clients": 8,
+            "rounds": 3,
+        },
+        {"filfl__weights_budget_mb": 0},
+    ],
+)
+def test_it_works_with_fed_prox_fresh_weights_batch_norm_and_a_file(
+    job: MakeJob, values: dict[str, object]
+) -> None:
+    rounds = records(
+        run(job(**{"sample_mode": "filfl", "filfl__period": 2, "rounds": 5, **values}))
+    )
     report = rounds[1]["selector"]["filtering"]
     assert report["visited"] > 0
     assert math.isfinite(report["value_after"])
 
 
 def test_the_budget_changes_nothing_but_where_updates_are(job: MakeJob) -> None:
-    here, there = (run(job(sample_mode="filfl", filfl__period=2, rounds=8, filfl__weights_budget_mb=b)) for b in (0, 9))
+    here, there = (
+        run(job(sample_mode="filfl", filfl__period=2, rounds=8, filfl__weights_budget_mb=b))
+        for b in (0, 9)
+    )
     assert records(here) == records(there)
 
 
 def test_processes_give_the_numbers_of_loopback(job: MakeJob) -> None:
-    values = {"sample_mode": "filfl", "filfl__weights": "fresh", "filfl__period": 2, "filfl__variant": "rgf",
-              "filfl__inner": "pow_d", "rounds": 5}
+    values = {
+        "sample_mode": "filfl",
+        "filfl__weights": "fresh",
+        "filfl__period": 2,
+        "filfl__variant": "rgf",
+        "filfl__inner": "pow_d",
+        "rounds": 5,
+    }
     same_records(run(job(**values)), run(job(**values), launcher="processes", executors=2))
 
 
 @pytest.mark.parametrize("inner", ["random", "gpfl"])
 def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, inner: str) -> None:
-    values = {"sample_mode": "filfl", "filfl__inner": inner, "filfl__variant": "rgf", "filfl__period": 3, "rounds": 11,
-              "checkpoint_every": 4, "filfl__weights_budget_mb": 0}
+    values = {
+        "sample_mode": "filfl",
+        "filfl__inner": inner,
+        "filfl__variant": "rgf",
+        "filfl__period": 3,
+        "rounds": 11,
+        "checkpoint_every": 4,
+        "filfl__weights_budget_mb": 0,
+    }
     same_records(run_killed_and_resumed(job(**values), 10), run(job(**values)))
 
 
@@ -443,8 +535,17 @@ def test_clients_with_wrong_labels_are_filtered_out_more_often(job: MakeJob) -> 
     """20 iid clients, 5 of them with every label wrong: once all have been seen, dgf drops mostly wrong ones."""
     from fedsuv_plugin.tasks import noisy_clients
 
-    noisy_job = job(sample_mode="filfl", label_noise_clients=0.25, partition="iid", synthetic_samples=2000, rounds=30,
-                    num_participants=8, filfl__period=1, filfl__variant="dgf", learning_rate=0.05)
+    noisy_job = job(
+        sample_mode="filfl",
+        label_noise_clients=0.25,
+        partition="iid",
+        synthetic_samples=2000,
+        rounds=30,
+        num_participants=8,
+        filfl__period=1,
+        filfl__variant="dgf",
+        learning_rate=0.05,
+    )
     wrong = noisy_clients(noisy_job.config, 20)
     rounds = records(run(noisy_job))[15:]
     asked = [c for r in rounds for c in r["asked"]]

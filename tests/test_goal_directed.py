@@ -1,4 +1,5 @@
 """`quick_init_ucb`, `ucb`, `oracle` and the time slots they share."""
+
 from __future__ import annotations
 
 import math
@@ -31,13 +32,17 @@ def make(cls: type[Selector], n: int, seed: int = 0, **params: Any) -> Any:
     return cls(cls.Params.from_mapping(params), table(n), np.random.default_rng(seed))
 
 
-def one_round(s: TimeSlotSelector, t: int, k: int, world: World, online: np.ndarray | None = None) -> np.ndarray:
+def one_round(
+    s: TimeSlotSelector, t: int, k: int, world: World, online: np.ndarray | None = None
+) -> np.ndarray:
     """A round as the engine plays it: the selector asks, everyone it asks has the world's opinion, it selects."""
     view = look(s.clients, t, online)
     asked = s.probe(view)
     if asked is not None:
         opinion = world(sorted(s.cohort.tolist()))
-        view = replace(view, probe=ProbeAnswer(OPINIONS, asked.rows, np.full(len(asked.rows), opinion)))
+        view = replace(
+            view, probe=ProbeAnswer(OPINIONS, asked.rows, np.full(len(asked.rows), opinion))
+        )
     return s.select(view, k)
 
 
@@ -48,10 +53,12 @@ def noisy(n: int, seed: int, spread: float = 0.05) -> World:
     def world(cohort: list[int]) -> float:
         surprise = np.random.default_rng([seed, *cohort]).normal() * spread
         return float(np.clip(0.3 + worth[cohort].sum() + surprise, 0, 1))
+
     return world
 
 
 # ---- time slots
+
 
 @pytest.mark.parametrize("cls", [QuickInitUCB, UCB])
 def test_a_slot_is_one_cohort_and_ends_with_opinions(cls: type[TimeSlotSelector]) -> None:
@@ -74,10 +81,16 @@ def test_members_that_go_offline_are_skipped_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("cls", [QuickInitUCB, UCB])
-def test_with_no_more_than_k_online_all_play_and_nothing_is_learnt(cls: type[TimeSlotSelector]) -> None:
+def test_with_no_more_than_k_online_all_play_and_nothing_is_learnt(
+    cls: type[TimeSlotSelector],
+) -> None:
     s = make(cls, 8, slot_rounds=2)
     for t in range(1, 8):
-        assert sorted(one_round(s, t, 3, lambda cohort: 0.9, np.array([1, 4, 6])).tolist()) == [1, 4, 6]
+        assert sorted(one_round(s, t, 3, lambda cohort: 0.9, np.array([1, 4, 6])).tolist()) == [
+            1,
+            4,
+            6,
+        ]
     assert s.slot == 0
     assert not s.explain()["times_played"].any()
 
@@ -91,6 +104,7 @@ def test_without_opinions_it_goes_on() -> None:
 
 
 # ---- quick_init_ucb
+
 
 class BruteForce:
     """Algorithm 1 by the book: every arm listed, plain loops."""
@@ -112,10 +126,17 @@ class BruteForce:
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(n=st.integers(3, 12), k=st.integers(1, 5), mu=st.sampled_from([0.0, 0.02, 0.03, 0.05, 1.0]),
-       seed=st.integers(0, 10**6), spread=st.sampled_from([0.0, 0.02, 0.2]), all_online=st.booleans())
+@given(
+    n=st.integers(3, 12),
+    k=st.integers(1, 5),
+    mu=st.sampled_from([0.0, 0.02, 0.03, 0.05, 1.0]),
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.02, 0.2]),
+    all_online=st.booleans(),
+)
 def test_every_pick_is_among_the_best_of_all_arms(
-        n: int, k: int, mu: float, seed: int, spread: float, all_online: bool) -> None:
+    n: int, k: int, mu: float, seed: int, spread: float, all_online: bool
+) -> None:
     k = min(k, n - 1)
     s, world = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1), noisy(n, seed, spread)
     rng = np.random.default_rng(seed)
@@ -131,7 +152,9 @@ def test_every_pick_is_among_the_best_of_all_arms(
             continue  # nobody to choose from, or the cold start
         book = book or BruteForce(s.value, k, mu)
         arm = tuple(sorted(s.cohort.tolist()))
-        assert book.index(arm, s.slot) == pytest.approx(book.best(s.slot, set(online.tolist())), abs=1e-9)
+        assert book.index(arm, s.slot) == pytest.approx(
+            book.best(s.slot, set(online.tolist())), abs=1e-9
+        )
         assert s.diagnostics()["chosen_index"] == pytest.approx(book.index(arm, s.slot), abs=1e-9)
 
 
@@ -196,7 +219,9 @@ def test_no_slot_no_restart() -> None:
 
 @pytest.mark.parametrize("mode", ["carry", "gain"])
 def test_slots_that_train_anew_have_no_other_cold_start(mode: str) -> None:
-    with pytest.raises(UserError, match="cold_start: expected restart where slot_start is restart, got "):
+    with pytest.raises(
+        UserError, match="cold_start: expected restart where slot_start is restart, got "
+    ):
         make(QuickInitUCB, 9, slot_start="restart", cold_start=mode)
 
 
@@ -219,26 +244,50 @@ def test_subsets_come_once_each_by_falling_sum(k: int) -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(groups=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.7]), min_size=1, max_size=9), k=st.integers(1, 5),
-       seed=st.integers(0, 10**6))
-def test_equal_sums_come_in_the_order_of_the_numbers(groups: list[float], k: int, seed: int) -> None:
+@given(
+    groups=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.7]), min_size=1, max_size=9),
+    k=st.integers(1, 5),
+    seed=st.integers(0, 10**6),
+)
+def test_equal_sums_come_in_the_order_of_the_numbers(
+    groups: list[float], k: int, seed: int
+) -> None:
     worth = np.array(groups)
     numbers = np.argsort(-worth, kind="stable")  # best first, low numbers first among equals
-    made = [tuple(sorted(numbers[p].tolist())) for p in descending_subsets(worth[numbers], k, numbers.tolist())]
-    assert made == sorted(combinations(range(len(groups)), k), key=lambda a: (-math.fsum(worth[list(a)]), a))
+    made = [
+        tuple(sorted(numbers[p].tolist()))
+        for p in descending_subsets(worth[numbers], k, numbers.tolist())
+    ]
+    assert made == sorted(
+        combinations(range(len(groups)), k), key=lambda a: (-math.fsum(worth[list(a)]), a)
+    )
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(n=st.integers(3, 10), k=st.integers(1, 4), mu=st.sampled_from([0.0, 0.03, 1.0]), seed=st.integers(0, 10**6),
-       spread=st.sampled_from([0.0, 0.05]), all_online=st.booleans())
+@given(
+    n=st.integers(3, 10),
+    k=st.integers(1, 4),
+    mu=st.sampled_from([0.0, 0.03, 1.0]),
+    seed=st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.05]),
+    all_online=st.booleans(),
+)
 def test_listed_ties_are_those_of_a_program_that_lists_the_arms(
-        n: int, k: int, mu: float, seed: int, spread: float, all_online: bool) -> None:
+    n: int, k: int, mu: float, seed: int, spread: float, all_online: bool
+) -> None:
     k = min(k, n - 1)
-    s, world = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1, ties="listed"), noisy(n, seed, spread)
+    s, world = (
+        make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1, ties="listed"),
+        noisy(n, seed, spread),
+    )
     rng = np.random.default_rng(seed)
     book: BruteForce | None = None
     for t in range(1, -(-n // k) + 40):
-        online = np.arange(n) if all_online or s.slot < s.groups or t == 1 else np.flatnonzero(rng.random(n) < 0.9)
+        online = (
+            np.arange(n)
+            if all_online or s.slot < s.groups or t == 1
+            else np.flatnonzero(rng.random(n) < 0.9)
+        )
         if len(online) <= k:
             continue
         played, last = tuple(sorted(s.cohort.tolist())), world(sorted(s.cohort.tolist()))
@@ -247,7 +296,9 @@ def test_listed_ties_are_those_of_a_program_that_lists_the_arms(
             book.play(played, last)
         if s.slot > s.groups:
             book = book or BruteForce(s.value, k, mu)
-            arms = [arm for arm in book.mean if set(arm) <= set(online.tolist())]  # in the order of combinations()
+            arms = [
+                arm for arm in book.mean if set(arm) <= set(online.tolist())
+            ]  # in the order of combinations()
             first = int(np.argmax([round(book.index(arm, s.slot), 10) for arm in arms]))
             assert tuple(sorted(s.cohort.tolist())) == arms[first]
 
@@ -262,7 +313,9 @@ def test_100000_clients_in_milliseconds_and_little_memory(ties: str) -> None:
     world = noisy(n, 0)
     one_round(s, 1, k, world)
     tracemalloc.start()
-    started = time.process_time()  # this process's own time: other work on the machine does not count
+    started = (
+        time.process_time()
+    )  # this process's own time: other work on the machine does not count
     for t in range(2, 102):
         one_round(s, t, k, world)
     seconds = (time.process_time() - started) / 100
@@ -291,7 +344,9 @@ def test_quick_init_finds_the_good_clients() -> None:
     # average: the cold start groups good with bad, so the climb goes set by set.
     def world_of(seed: int) -> World:
         rng = np.random.default_rng(seed)
-        return lambda cohort: float(np.clip(0.1 + 0.16 * sum(i < 5 for i in cohort) + 0.02 * rng.normal(), 0, 1))
+        return lambda cohort: float(
+            np.clip(0.1 + 0.16 * sum(i < 5 for i in cohort) + 0.02 * rng.normal(), 0, 1)
+        )
 
     good = []
     for seed in range(20):
@@ -302,6 +357,7 @@ def test_quick_init_finds_the_good_clients() -> None:
 
 
 # ---- ucb
+
 
 def test_ucb_plays_every_set_before_any_twice() -> None:
     s, seen = make(UCB, 5, slot_rounds=1), []
@@ -329,6 +385,7 @@ def test_new_sets_are_uniform() -> None:
 
 # ---- oracle
 
+
 def test_oracle_asks_whom_it_is_told() -> None:
     s = make(Oracle, 8, clients="2,3,7")
     assert s.select(look(s.clients, 1), 5).tolist() == [1, 2, 6]
@@ -338,8 +395,15 @@ def test_oracle_asks_whom_it_is_told() -> None:
 
 def test_oracles_sets_take_turns() -> None:
     s = make(Oracle, 8, clients="1,2;3;4,5", slot_rounds=2)
-    assert [s.select(look(s.clients, t), 2).tolist() for t in range(1, 8)] \
-        == [[0, 1], [0, 1], [2], [2], [3, 4], [3, 4], [0, 1]]
+    assert [s.select(look(s.clients, t), 2).tolist() for t in range(1, 8)] == [
+        [0, 1],
+        [0, 1],
+        [2],
+        [2],
+        [3, 4],
+        [3, 4],
+        [0, 1],
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "1,x", "1,1", "1;;2", "1.5"])
@@ -351,6 +415,7 @@ def test_oracle_refuses_what_is_no_set(text: str) -> None:
 
 
 # ---- all of them
+
 
 @pytest.mark.parametrize("cls", [QuickInitUCB, UCB])
 @pytest.mark.parametrize("after", [3, 13, 47])

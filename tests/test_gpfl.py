@@ -1,4 +1,5 @@
 """GPFL: by hand, against a slow version of algorithm 1, and what must never happen."""
+
 from __future__ import annotations
 
 import math
@@ -20,14 +21,31 @@ def make(n: int, seed: int = 0, **params: object) -> Gpfl:
     return Gpfl(GpflParams.from_mapping(params), table(n), np.random.default_rng(seed))
 
 
-def view(s: Gpfl, t: int = 1, online: Sequence[int] | None = None, accuracy: float | None = 0.1,
-         test_loss: float | None = 2.0, total: int = 100, p: int = 2) -> RoundView:
-    return replace(look(s.clients, t, online), accuracy=accuracy, test_loss=test_loss, total_rounds=total,
-                   weights=np.zeros(p, np.float32))
+def view(
+    s: Gpfl,
+    t: int = 1,
+    online: Sequence[int] | None = None,
+    accuracy: float | None = 0.1,
+    test_loss: float | None = 2.0,
+    total: int = 100,
+    p: int = 2,
+) -> RoundView:
+    return replace(
+        look(s.clients, t, online),
+        accuracy=accuracy,
+        test_loss=test_loss,
+        total_rounds=total,
+        weights=np.zeros(p, np.float32),
+    )
 
 
-def answer(s: Gpfl, seen: RoundView, directions: np.ndarray, silent: Sequence[int] = (),
-           asked: list[Probe] | None = None) -> RoundView:
+def answer(
+    s: Gpfl,
+    seen: RoundView,
+    directions: np.ndarray,
+    silent: Sequence[int] = (),
+    asked: list[Probe] | None = None,
+) -> RoundView:
     """Play the engine's part: put the probes to the clients and stream their answers."""
     while (question := s.probe(seen)) is not None:
         if asked is not None:
@@ -41,14 +59,21 @@ def answer(s: Gpfl, seen: RoundView, directions: np.ndarray, silent: Sequence[in
     return seen
 
 
-def done(t: int, rows: Sequence[int], directions: np.ndarray, accuracy: float | None = 0.1,
-         test_loss: float | None = 2.0, valid: object = True) -> RoundOutcome:
+def done(
+    t: int,
+    rows: Sequence[int],
+    directions: np.ndarray,
+    accuracy: float | None = 0.1,
+    test_loss: float | None = 2.0,
+    valid: object = True,
+) -> RoundOutcome:
     base = outcome(t, rows, valid=valid)  # type: ignore[arg-type]
     sent = np.where(base.valid[:, None], np.asarray(directions, float), 0.0)
     return replace(base, signals={DIRECTION: sent}, accuracy=accuracy, test_loss=test_loss)
 
 
 # ---- by hand
+
 
 def test_first_projections_and_cohort_by_hand() -> None:
     # d = (3, 0), (0, 4), (3, 4): g = (2, 8/3), ||g|| = 10/3, g/||g|| = (0.6, 0.8); c = 1.8, 3.2, 1.8 + 3.2 = 5.
@@ -72,16 +97,28 @@ def test_reward_and_index_by_hand() -> None:
     s.select(view(s, 2, total=10, accuracy=0.3), 1)
     told = s.explain()
     assert told["reward_mean"] == pytest.approx([0.25, 0.75 * 2 * math.exp(0.2)])
-    assert told["score"] == pytest.approx([0.25 + 0.1 * math.sqrt(2 * math.log(3)),
-                                           1.5 * math.exp(0.2) + 0.1 * math.sqrt(2 * math.log(3) / 2)])
+    assert told["score"] == pytest.approx(
+        [
+            0.25 + 0.1 * math.sqrt(2 * math.log(3)),
+            1.5 * math.exp(0.2) + 0.1 * math.sqrt(2 * math.log(3) / 2),
+        ]
+    )
     assert told["count"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize(("accuracy", "loss", "factor"), [
-    (0.3, 9.0, 2 * math.exp(0.2)), (0.0, 9.0, 2 * math.exp(-0.1)),  # changed: the loss plays no part
-    (0.1, 2.5, math.exp(0.5)), (0.1, 1.0, math.exp(-1.0)),          # unchanged: rising loss, rising reward, as printed
-    (0.1, 1e9, math.exp(10)), (0.1, 2.0, 1.0),                      # clipped; nothing changed at all
-    (None, None, 1.0), (0.1, None, 1.0)])                           # not evaluated; a loss that overflowed
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "factor"),
+    [
+        (0.3, 9.0, 2 * math.exp(0.2)),
+        (0.0, 9.0, 2 * math.exp(-0.1)),  # changed: the loss plays no part
+        (0.1, 2.5, math.exp(0.5)),
+        (0.1, 1.0, math.exp(-1.0)),  # unchanged: rising loss, rising reward, as printed
+        (0.1, 1e9, math.exp(10)),
+        (0.1, 2.0, 1.0),  # clipped; nothing changed at all
+        (None, None, 1.0),
+        (0.1, None, 1.0),
+    ],
+)  # not evaluated; a loss that overflowed
 def test_equation_8(accuracy: float | None, loss: float | None, factor: float) -> None:
     s = make(2)
     s.select(answer(s, view(s), np.zeros((2, 2))), 1)
@@ -93,7 +130,9 @@ def test_projections_use_the_previous_rounds_direction() -> None:
     s = make(3)
     s.select(answer(s, view(s), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])), 2)
     s.update(done(1, [0, 1], [[0.0, 2.0], [3.0, 4.0]]))
-    assert s.explain()["projection"] == pytest.approx([0.0, 3.0, 1.0])  # on (1, 0); row 2 keeps its last
+    assert s.explain()["projection"] == pytest.approx(
+        [0.0, 3.0, 1.0]
+    )  # on (1, 0); row 2 keeps its last
     assert s.g == pytest.approx([1.5, 3.0])
     s.update(done(2, [2], [[1.0, 1.0]]))
     assert s.explain()["projection"][2] == pytest.approx(4.5 / math.hypot(1.5, 3.0))
@@ -110,14 +149,22 @@ def test_a_client_that_missed_the_round_keeps_its_projection_and_counts_as_asked
 
 # ---- the pseudocode
 
-def by_the_book(first: np.ndarray, rounds: list[tuple[list[int], np.ndarray, float, float]], a0: float, f0: float,
-                rho: float, total: int) -> tuple[list[float], list[float]]:
+
+def by_the_book(
+    first: np.ndarray,
+    rounds: list[tuple[list[int], np.ndarray, float, float]],
+    a0: float,
+    f0: float,
+    rho: float,
+    total: int,
+) -> tuple[list[float], list[float]]:
     """Algorithm 1 with plain loops: (C, GPCB of every client before round len(rounds) + 1)."""
     n = len(first)
     g = [sum(d[j] for d in first) / n for j in range(first.shape[1])]
 
     def project(d: np.ndarray) -> float:
         return sum(x * y for x, y in zip(d, g, strict=True)) / math.sqrt(sum(y * y for y in g))
+
     c = [project(d) for d in first]
     counts, sums = [1] * n, [0.0] * n
     for rows, directions, accuracy, loss in rounds:
@@ -159,6 +206,7 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
 
 # ---- directions that do not fit into memory
 
+
 def test_two_passes_give_the_numbers_of_one() -> None:
     rng = np.random.default_rng(0)
     n, p = 40, 10_000  # 400,000 numbers are 1.5 MB; the budget holds 26 of them
@@ -187,6 +235,7 @@ def test_first_directions_keep_only_the_longest() -> None:
 
 # ---- nothing breaks it
 
+
 def test_huge_projections_are_stable() -> None:
     s = make(4)
     s.select(answer(s, view(s), np.array([[1e30, 0.0]] * 3 + [[-1e30, 0.0]])), 2)
@@ -207,7 +256,9 @@ def test_one_absurd_direction_neither_takes_the_softmax_nor_turns_the_global_dir
     # Shortened to 10 times the median length of 1, row 3 adds (0, 10/20) to g: the others' projections fall by a
     # factor of about 1/sqrt(1 + 0.5^2) = 0.89, and keep their order of magnitude.
     others = np.arange(20) != 3
-    assert (fooled.explain()["projection"][others] > 0.75 * plain.explain()["projection"][others]).all()
+    assert (
+        fooled.explain()["projection"][others] > 0.75 * plain.explain()["projection"][others]
+    ).all()
     fooled.update(done(1, [0], lying[[0]]))
     assert fooled.explain()["reward_mean"][others].min() > 1e-5
 
@@ -222,7 +273,9 @@ def test_one_whose_probe_failed_and_one_who_joins_later_stand_at_the_median() ->
     s.update(done(2, [0], [[1.0, 0.0]]))
     told = s.explain()
     assert s.rounds.tolist() == [2, 2, 2, 2, 1]
-    assert told["reward_mean"][3] == pytest.approx(told["reward_mean"][4])  # the same mu, over their own rounds
+    assert told["reward_mean"][3] == pytest.approx(
+        told["reward_mean"][4]
+    )  # the same mu, over their own rounds
     assert told["reward_mean"][4] > 0
 
 
@@ -236,18 +289,31 @@ def test_ties_are_broken_fairly() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(n=st.integers(1, 12), k=st.integers(1, 14), seed=st.integers(0, 99), data=st.data())
-def test_always_min_k_online_distinct_rows_and_finite(n: int, k: int, seed: int, data: st.DataObject) -> None:
+def test_always_min_k_online_distinct_rows_and_finite(
+    n: int, k: int, seed: int, data: st.DataObject
+) -> None:
     rng, s = np.random.default_rng(seed), make(n, seed)
     scale = data.draw(st.sampled_from([0.0, 1.0, 1e37]))
     accuracy: float | None = 0.1
     for t in range(1, 5):
         online = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
-        seen = answer(s, view(s, t, online, accuracy), scale * rng.normal(size=(n, 2)), silent=online[:1])
+        seen = answer(
+            s, view(s, t, online, accuracy), scale * rng.normal(size=(n, 2)), silent=online[:1]
+        )
         rows = s.select(seen, k)
         assert len(set(rows.tolist())) == len(rows) == min(k, len(online))
         assert set(rows.tolist()) <= set(online)
         accuracy = data.draw(st.sampled_from([None, 0.0, 0.1, 1.0]))
-        s.update(done(t, rows, scale * rng.normal(size=(len(rows), 2)), accuracy, None, rng.random(len(rows)) < 0.7))
+        s.update(
+            done(
+                t,
+                rows,
+                scale * rng.normal(size=(len(rows), 2)),
+                accuracy,
+                None,
+                rng.random(len(rows)) < 0.7,
+            )
+        )
         assert all(np.isfinite(values).all() for values in s.explain().values())
 
 
@@ -259,6 +325,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
             picks.append(rows.tolist())
             s.update(done(t, rows, rng.normal(size=(3, 2)), float(rng.random())))
         return picks
+
     whole = make(20)
     answer(whole, view(whole), np.random.default_rng(0).normal(size=(20, 2)))
     play(whole, 1)

@@ -1,4 +1,5 @@
 """The papers' models: sizes, shapes, first layers that fit; BatchNorm in training and aggregation."""
+
 from __future__ import annotations
 
 from argparse import Namespace
@@ -39,24 +40,35 @@ SIZES = [
     ("resnet18", CIFAR, 10, RESNET18 + 513 * 10 + 64 * 9 * 3),
     ("resnet18", GREY, 62, RESNET18 + 513 * 62 + 64 * 9),
     ("resnet34", SPECTROGRAM, 35, RESNET34 + 513 * 35 + 64 * 9),
-    ("mobilenet_v2", CIFAR, 10, 3_504_872 - 1281 * 1000 + 1281 * 10),       # its first one was 3 x 3 before
+    (
+        "mobilenet_v2",
+        CIFAR,
+        10,
+        3_504_872 - 1281 * 1000 + 1281 * 10,
+    ),  # its first one was 3 x 3 before
     ("shufflenet_v2_x1_0", CIFAR, 100, 2_278_604 - 1025 * 1000 + 1025 * 100),
     ("shufflenet_v2_x2_0", GREY, 100, 7_393_996 - 2049 * 1000 + 2049 * 100 - 24 * 9 * 2),
     # 3 -> 32 -> 64 -> 64 kernels of 3 x 3, 32 pixels halved three times: 4 x 4 x 64 -> 64 -> 10
     ("gpfl_cnn", CIFAR, 10, 28 * 32 + 289 * 64 + 577 * 64 + 1025 * 64 + 65 * 10),
     # LEAF's: 1 -> 32 -> 64 kernels of 5 x 5, 28 pixels halved twice: 7 x 7 x 64 -> 2048 -> 62; 6,603,710
     ("filfl_cnn", GREY, 62, 26 * 32 + 801 * 64 + 3137 * 2048 + 2049 * 62),
-    ("pczfl_cnn", GREY, 10, 1_663_370),                                     # as McMahan et al. count it
+    ("pczfl_cnn", GREY, 10, 1_663_370),  # as McMahan et al. count it
     ("pczfl_cnn", CIFAR, 10, 76 * 32 + 801 * 64 + 4097 * 512 + 513 * 10),
     # 80 x 8; two layers of 4 gates of 256 with two biases each, from 8 and from 256; 256 -> 80
-    ("char_lstm", TEXT, 80, 80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 80),
-    ("mlp", GREY, 10, 785 * 64 + 65 * 30 + 31 * 10),                        # GPFL's on MNIST
+    (
+        "char_lstm",
+        TEXT,
+        80,
+        80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 80,
+    ),
+    ("mlp", GREY, 10, 785 * 64 + 65 * 30 + 31 * 10),  # GPFL's on MNIST
 ]
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), SIZES)
-def test_parameters_counted_by_hand_and_trained_for_a_step(name: str, shape: tuple[int, ...], classes: int,
-                                                           count: int) -> None:
+def test_parameters_counted_by_hand_and_trained_for_a_step(
+    name: str, shape: tuple[int, ...], classes: int, count: int
+) -> None:
     torch.manual_seed(0)
     model = build(name, shape, classes)
     assert parameters(model) == count
@@ -82,8 +94,10 @@ def maps_before_pooling(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     return seen[0]
 
 
-@pytest.mark.parametrize(("name", "small", "large"), [
-    ("resnet18", 4, 4), ("mobilenet_v2", 2, 4), ("shufflenet_v2_x0_5", 4, 4)])
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [("resnet18", 4, 4), ("mobilenet_v2", 2, 4), ("shufflenet_v2_x0_5", 4, 4)],
+)
 def test_small_images_are_not_shrunk_by_the_first_layers(name: str, small: int, large: int) -> None:
     """The blocks halve three times (MobileNet's four); torchvision's first layers twice (MobileNet's once) before."""
     assert maps_before_pooling(name, (3, 32, 32)) == (small, small)
@@ -94,8 +108,18 @@ def test_small_images_are_not_shrunk_by_the_first_layers(name: str, small: int, 
 def test_the_first_convolution_has_the_datas_channels() -> None:
     assert build("resnet34", (1, 32, 32), 35).get_submodule("conv1").weight.shape == (64, 1, 3, 3)
     assert build("resnet18", (1, 128, 128), 35).get_submodule("conv1").weight.shape == (64, 1, 7, 7)
-    assert build("mobilenet_v2", (2, 32, 32), 10).get_submodule("features.0.0").weight.shape == (32, 2, 3, 3)
-    assert build("shufflenet_v2_x0_5", (1, 32, 32), 10).get_submodule("conv1.0").weight.shape == (24, 1, 3, 3)
+    assert build("mobilenet_v2", (2, 32, 32), 10).get_submodule("features.0.0").weight.shape == (
+        32,
+        2,
+        3,
+        3,
+    )
+    assert build("shufflenet_v2_x0_5", (1, 32, 32), 10).get_submodule("conv1.0").weight.shape == (
+        24,
+        1,
+        3,
+        3,
+    )
 
 
 def test_large_colour_images_get_torchvisions_own_model() -> None:
@@ -118,19 +142,27 @@ def test_the_lstm_scores_what_follows_the_last_character() -> None:
     scores = model(x)
     assert scores.shape == (1, 80)
     assert not torch.allclose(scores, model(other))
-    assert torch.equal(scores, model(x.float()))  # numbers of characters, in whatever type they come
+    assert torch.equal(
+        scores, model(x.float())
+    )  # numbers of characters, in whatever type they come
 
 
-@pytest.mark.parametrize(("name", "shape", "message"), [
-    ("char_lstm", (1, 8, 8), "a data set of character sequences for char_lstm"),
-    ("gpfl_cnn", (80,), "a data set of images for gpfl_cnn"), ("resnet18", (80,), "a data set of images for resnet18"),
-    ("gpfl_cnn", (1, 4, 4), "expected images from 8 x 8 up for gpfl_cnn")])
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("char_lstm", (1, 8, 8), "a data set of character sequences for char_lstm"),
+        ("gpfl_cnn", (80,), "a data set of images for gpfl_cnn"),
+        ("resnet18", (80,), "a data set of images for resnet18"),
+        ("gpfl_cnn", (1, 4, 4), "expected images from 8 x 8 up for gpfl_cnn"),
+    ],
+)
 def test_data_that_does_not_fit(name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(name, shape, 10)
 
 
 # ---- BatchNorm
+
 
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -140,19 +172,28 @@ def train(job: Job, model: nn.Module, samples: int) -> dict[str, object]:
     args = fedscale_args(job, Place())
     torch.manual_seed(1)
     data = Samples(torch.randn(samples, 1, 8, 8), torch.randint(10, (samples,)))
-    result: dict[str, object] = PluginClient(args).train(data, model, Namespace(**vars(args), client_id=1, round=1))
+    result: dict[str, object] = PluginClient(args).train(
+        data, model, Namespace(**vars(args), client_id=1, round=1)
+    )
     return result
 
 
 @pytest.mark.parametrize("keys", [{"batch_size": 1}, {"batch_size": 8}])
-def test_batches_of_one_sample_train_without_moving_the_statistics(job: MakeJob, keys: dict[str, int]) -> None:
+def test_batches_of_one_sample_train_without_moving_the_statistics(
+    job: MakeJob, keys: dict[str, int]
+) -> None:
     """8 x 8 pixels end as maps of one pixel, on which PyTorch's BatchNorm refuses a batch of one."""
     model = build("resnet18", (1, 8, 8), 10)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model.train()(torch.zeros(1, 1, 8, 8))
-    received, weights = build("resnet18", (1, 8, 8), 10), nn.utils.parameters_to_vector(model.parameters()).clone()
+    received, weights = (
+        build("resnet18", (1, 8, 8), 10),
+        nn.utils.parameters_to_vector(model.parameters()).clone(),
+    )
     model.load_state_dict(received.state_dict())
-    result = train(job(data_set="digits", model="resnet18", learning_rate=1e-3, **keys), model, samples=1)
+    result = train(
+        job(data_set="digits", model="resnet18", learning_rate=1e-3, **keys), model, samples=1
+    )
     assert np.isfinite([result["utility"], result["moving_loss"]]).all()
     assert not torch.equal(nn.utils.parameters_to_vector(model.parameters()), weights)
     for name, before in statistics(received).items():
@@ -162,7 +203,11 @@ def test_batches_of_one_sample_train_without_moving_the_statistics(job: MakeJob,
 def test_only_the_batch_of_one_is_left_out_of_the_statistics(job: MakeJob) -> None:
     # 9 samples in batches of 4, two epochs: 4, 4, 1, 4, 4, 1. Four of the six batches are counted.
     model = build("shufflenet_v2_x0_5", (1, 8, 8), 10)
-    train(job(data_set="digits", model="shufflenet_v2_x0_5", local_epochs=2, batch_size=4), model, samples=9)
+    train(
+        job(data_set="digits", model="shufflenet_v2_x0_5", local_epochs=2, batch_size=4),
+        model,
+        samples=9,
+    )
     counts = {int(m.num_batches_tracked) for m in model.modules() if isinstance(m, BATCH_NORMS)}  # type: ignore
     assert counts == {4}
 
@@ -176,8 +221,8 @@ def client_weights(mean: float, batches: int) -> list[np.ndarray]:
     model = normed()
     for parameter in model.parameters():
         parameter.data.fill_(mean)
-    model[1].running_mean.fill_(mean)      # type: ignore
-    model[1].running_var.fill_(2 * mean)   # type: ignore
+    model[1].running_mean.fill_(mean)  # type: ignore
+    model[1].running_var.fill_(2 * mean)  # type: ignore
     model[1].num_batches_tracked.fill_(batches)  # type: ignore
     return [t.numpy() for t in model.state_dict().values()]
 
@@ -189,11 +234,18 @@ def test_statistics_are_averaged_as_the_weights_are(job: MakeJob, policy: str | 
     average, clients = Average(), [client_weights(1.0, 10), client_weights(5.0, 20)]
     average.add(clients[0], 3.0)
     average.add(clients[1], 1.0)
-    adapter = ModelAdapter(normed(), optimizer=TorchServerOptimizer(policy, args, torch.device("cpu")))
+    adapter = ModelAdapter(
+        normed(), optimizer=TorchServerOptimizer(policy, args, torch.device("cpu"))
+    )
     before = adapter.get_weights()
     names = list(normed().state_dict())
-    adapter.set_weights(average.result(), client_training_results=[
-        {"update_weight": dict(zip(names, weights, strict=True)), "moving_loss": 1.0} for weights in clients])
+    adapter.set_weights(
+        average.result(),
+        client_training_results=[
+            {"update_weight": dict(zip(names, weights, strict=True)), "moving_loss": 1.0}
+            for weights in clients
+        ],
+    )
     after = dict(zip(names, adapter.get_weights(), strict=True))
     assert after["1.running_mean"] == pytest.approx(np.full(3, 2.0))
     assert after["1.running_var"] == pytest.approx(np.full(3, 4.0))
@@ -211,19 +263,38 @@ def test_q_fedavg_takes_no_count_for_a_gradient(job: MakeJob) -> None:
 
     def stepped(batches: int) -> np.ndarray:
         torch.manual_seed(0)
-        adapter = ModelAdapter(normed(), optimizer=TorchServerOptimizer("q-fedavg", args, torch.device("cpu")))
+        adapter = ModelAdapter(
+            normed(), optimizer=TorchServerOptimizer("q-fedavg", args, torch.device("cpu"))
+        )
         weights = client_weights(1.0, batches)
-        adapter.set_weights(weights, client_training_results=[
-            {"update_weight": dict(zip(names, weights, strict=True)), "moving_loss": 1.0}])
+        adapter.set_weights(
+            weights,
+            client_training_results=[
+                {"update_weight": dict(zip(names, weights, strict=True)), "moving_loss": 1.0}
+            ],
+        )
         return adapter.get_weights()[0]
+
     assert np.array_equal(stepped(0), stepped(1000))
 
 
 @pytest.mark.parametrize("policy", ["fed-avg", "fed-yogi"])
 def test_a_job_whose_clients_have_one_sample_each(job: MakeJob, policy: str) -> None:
-    directory = RunDirectory.create(job(
-        data_set="digits", model="shufflenet_v2_x0_5", partition="iid", num_clients=50, data_fraction=50 / 1437,
-        rounds=2, num_participants=2, overcommitment=1.0, local_steps=1, gradient_policy=policy, test_samples=20))
+    directory = RunDirectory.create(
+        job(
+            data_set="digits",
+            model="shufflenet_v2_x0_5",
+            partition="iid",
+            num_clients=50,
+            data_fraction=50 / 1437,
+            rounds=2,
+            num_participants=2,
+            overcommitment=1.0,
+            local_steps=1,
+            gradient_policy=policy,
+            test_samples=20,
+        )
+    )
     assert run_job(directory)
     state = directory.load_checkpoint()
     assert state is not None

@@ -1,4 +1,5 @@
 """Oort: by hand, against FedScale's bundled one, invariants, the bundled one's faults, and learning."""
+
 from __future__ import annotations
 
 import builtins
@@ -39,6 +40,7 @@ EXPLOIT_ONLY: dict[str, Any] = {"exploration_factor": 0.0, "exploration_min": 0.
 
 # The bundled Oort, as FedScale's client manager and aggregator drive it
 
+
 @pytest.fixture
 def bundled_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """FedScale's module with the builtins that `from numpy import *` shadows put back, and np.random left as it was."""
@@ -59,18 +61,25 @@ class Bundled:
         self.oort = module._training_selector(args)
         self.scores: dict[int, float] = {}
         for i, client in enumerate(clients.ids.tolist()):
-            self.oort.register_client(client, {"reward": int(clients.round_samples[i]), "duration": 1.0})
+            self.oort.register_client(
+                client, {"reward": int(clients.round_samples[i]), "duration": 1.0}
+            )
             self.oort.update_duration(client, float(clients.expected_duration[i]))
 
     def select(self, online: Iterable[int], k: int) -> list[int]:
         """Its cohort as rows; `scores` are the locals of its getTopK, also when that ended in an exception."""
+
         def watch(frame: FrameType, event: str, _: object) -> None:
             if event == "return" and frame.f_code.co_name == "getTopK":
-                self.scores = {client - 1: score for client, score in frame.f_locals.get("scores", {}).items()}
+                self.scores = {
+                    client - 1: score for client, score in frame.f_locals.get("scores", {}).items()
+                }
 
         sys.setprofile(watch)
         try:
-            picked = self.oort.select_participant(k, feasible_clients={int(row) + 1 for row in online})
+            picked = self.oort.select_participant(
+                k, feasible_clients={int(row) + 1 for row in online}
+            )
         finally:
             sys.setprofile(None)
         return [int(client) - 1 for client in picked]
@@ -81,34 +90,54 @@ class Bundled:
         utilities = [u for u, v in zip(result.utility.tolist(), valid, strict=True) if v]
         mean = sum(utilities) / max(1, len(utilities))
         for row, utility, seconds, ok in zip(
-                result.rows.tolist(), result.utility.tolist(), result.duration.tolist(), valid, strict=True):
-            self.oort.update_client_util(row + 1, {
-                "reward": utility if ok else mean, "duration": seconds, "status": True,
-                "time_stamp": result.round if ok else result.round + 1})
+            result.rows.tolist(),
+            result.utility.tolist(),
+            result.duration.tolist(),
+            valid,
+            strict=True,
+        ):
+            self.oort.update_client_util(
+                row + 1,
+                {
+                    "reward": utility if ok else mean,
+                    "duration": seconds,
+                    "status": True,
+                    "time_stamp": result.round if ok else result.round + 1,
+                },
+            )
 
     @property
     def exploited(self) -> np.ndarray:
         return np.array(self.oort.exploitClients, np.int64) - 1
 
 
-def history(rng: np.random.Generator, t: int, online: np.ndarray, exploited: np.ndarray) -> RoundOutcome:
+def history(
+    rng: np.random.Generator, t: int, online: np.ndarray, exploited: np.ndarray
+) -> RoundOutcome:
     """What the test lets happen in round t: some of the exploited and some others were asked, a fifth of them late.
 
     Utilities are level, then 20 times as high from round 20 on: flat and sharp changes for the pacer. All are below
     100 times their median, so none is absurd; some are 0."""
     size = 30 if t == 1 else 10
-    favoured = rng.permutation(exploited)[:size // 2]
-    others = rng.permutation(np.setdiff1d(online, favoured))[:size - len(favoured)]
+    favoured = rng.permutation(exploited)[: size // 2]
+    others = rng.permutation(np.setdiff1d(online, favoured))[: size - len(favoured)]
     rows = np.concatenate([favoured, others])
     utility = rng.uniform(20, 40, size) * (20 if t >= 20 else 1) * (rng.random(size) > 0.05)
-    return outcome(t, rows, utility, valid=rng.random(size) > 0.2, duration=rng.lognormal(3, 1, size))
+    return outcome(
+        t, rows, utility, valid=rng.random(size) > 0.2, duration=rng.lognormal(3, 1, size)
+    )
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "quick pacer": {"pacer_step": 3, "pacer_delta": 4.0, "round_threshold": 50.0},
     "pacer to the end": {"pacer_step": 1, "pacer_delta": 30.0, "round_penalty": 0.5},
-    "all clipped": {"clip_bound": 0.5, "cut_off_util": 0.9, "exploration_min": 0.0, "exploration_decay": 0.8},
+    "all clipped": {
+        "clip_bound": 0.5,
+        "cut_off_util": 0.9,
+        "exploration_min": 0.0,
+        "exploration_decay": 0.8,
+    },
     "blacklist": {"blacklist_rounds": 3, "blacklist_max_len": 1.0, "round_threshold": 0.0},
     "speed is nothing": {"round_threshold": 100.0, "exploration_factor": 0.0, "clip_bound": 1.0},
 }
@@ -125,19 +154,27 @@ def test_agrees_with_the_bundled_oort(bundled_module: ModuleType, variant: str, 
         online = np.flatnonzero(rng.random(80) < 0.8)
         ours.select(look(clients, t, online), 10)
         if t > 1:  # FedScale does not ask its Oort for the first cohort
-            with suppress(IndexError, ValueError):  # it may fail to draw, but it has the scores by then
+            with suppress(
+                IndexError, ValueError
+            ):  # it may fail to draw, but it has the scores by then
                 theirs.select(online, 10)
             score = ours.explain()["score"]
             rows = np.array(list(theirs.scores))
-            np.testing.assert_allclose(score[rows], list(theirs.scores.values()), rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                score[rows], list(theirs.scores.values()), rtol=1e-9, atol=1e-12
+            )
             extra = set(np.flatnonzero(~np.isnan(score)).tolist()) - set(rows.tolist())
             assert extra == {c - 1 for c in theirs.oort.blacklist} & set(online.tolist())
-            assert ours.preferred_duration == pytest.approx(theirs.oort.round_prefer_duration, rel=1e-9)
+            assert ours.preferred_duration == pytest.approx(
+                theirs.oort.round_prefer_duration, rel=1e-9
+            )
             assert ours.exploration == pytest.approx(theirs.oort.exploration, rel=1e-9)
             assert ours.round_threshold == pytest.approx(theirs.oort.round_threshold, rel=1e-9)
             thresholds.append(ours.round_threshold)
             punished += int((ours.duration[rows] > ours.preferred_duration).sum())
-            ours.exploited = theirs.exploited  # the draws differ; the pacer shall look at the same clients
+            ours.exploited = (
+                theirs.exploited
+            )  # the draws differ; the pacer shall look at the same clients
         result = history(rng, t, online, theirs.exploited)
         ours.update(result)
         theirs.update(result)
@@ -165,10 +202,13 @@ def test_pacer_by_hand(jump: float) -> None:
         seen.append(s.round_threshold)
         s.update(outcome(t, np.arange(6) if t == 1 else rows, 10.0 * (jump if t >= 5 else 1)))
     assert seen == [30.0] * 6 + [37.0 if jump == 1 else 23.0]
-    assert s.exploit_history == pytest.approx([10, 10, 10 * jump, 10 * jump], rel=1e-4)  # and no longer than needed
+    assert s.exploit_history == pytest.approx(
+        [10, 10, 10 * jump, 10 * jump], rel=1e-4
+    )  # and no longer than needed
 
 
 # Worked by hand
+
 
 def test_scores_by_hand() -> None:
     clients = table(5, samples=40, duration=10.0)
@@ -178,7 +218,8 @@ def test_scores_by_hand() -> None:
     # low = 9.99, span = 40 - 9.99 = 30.01. Durations 10 10 10 10 40: T = place int(5 * 0.3) = 1, that is 10.
     s.select(look(clients, 2), 1)
     assert s.explain()["score"] == pytest.approx(
-        [0.01 / 30.01, 10.01 / 30.01, 20.01 / 30.01 / 16, np.nan, np.nan], nan_ok=True)
+        [0.01 / 30.01, 10.01 / 30.01, 20.01 / 30.01 / 16, np.nan, np.nan], nan_ok=True
+    )
     assert s.diagnostics()["preferred_duration"] == 10
 
     # Client 0 now says 20; client 3 was late, is booked with that mean (20) at round 2 + 1, and took 50.
@@ -187,8 +228,15 @@ def test_scores_by_hand() -> None:
     s.select(look(clients, 3), 1)
     fresh = [np.sqrt(0.1 * np.log(2) / stamp) for stamp in (2, 1, 1, 3)]
     assert s.explain()["score"] == pytest.approx(
-        [0.02 / 20.02 + fresh[0], 0.02 / 20.02 + fresh[1], (10.02 / 20.02 + fresh[2]) / 16,
-         (0.02 / 20.02 + fresh[3]) / 25, np.nan], nan_ok=True)
+        [
+            0.02 / 20.02 + fresh[0],
+            0.02 / 20.02 + fresh[1],
+            (10.02 / 20.02 + fresh[2]) / 16,
+            (0.02 / 20.02 + fresh[3]) / 25,
+            np.nan,
+        ],
+        nan_ok=True,
+    )
     assert s.explain()["count"].tolist() == [2, 1, 1, 1, 0]
     assert s.explain()["reward"].tolist() == [20, 20, 30, 20, 40]
     assert s.explain()["duration"].tolist() == [10, 10, 40, 50, 10]
@@ -214,8 +262,15 @@ def test_seats_by_hand() -> None:
     rows = s.select(look(clients, 2), 10)
     assert (rows < 20).sum() == 2
     assert (rows >= 20).sum() == 8
-    assert s.diagnostics() == {"exploration": pytest.approx(0.882), "round_threshold": 30.0, "preferred_duration": 10.0,
-                               "unexplored": 40, "exploited": 2, "explored": 8, "filled_up": 0}
+    assert s.diagnostics() == {
+        "exploration": pytest.approx(0.882),
+        "round_threshold": 30.0,
+        "preferred_duration": 10.0,
+        "unexplored": 40,
+        "exploited": 2,
+        "explored": 8,
+        "filled_up": 0,
+    }
     # Only 1 of the explored is online: the other seat goes to a new client.
     s.select(look(clients, 3, [0, *range(20, 60)]), 10)
     assert (s.diagnostics()["exploited"], s.diagnostics()["explored"]) == (1, 9)
@@ -245,7 +300,12 @@ def test_cut_off_by_hand(cut_off: float, lowest: int) -> None:
     # 1.0 of it: four reach that, but more than ten times the seats are considered: the best 11, from row 29 on;
     # 0.5 of it: u >= 99.9 + 36.1/2 = 117.95, from row 18 on;   0: all.
     clients = table(41, samples=100)
-    s = started(clients, outcome(1, np.arange(40), np.arange(100.0, 140.0)), cut_off_util=cut_off, **EXPLOIT_ONLY)
+    s = started(
+        clients,
+        outcome(1, np.arange(40), np.arange(100.0, 140.0)),
+        cut_off_util=cut_off,
+        **EXPLOIT_ONLY,
+    )
     picked = set()
     for _ in range(600):
         s.training_round = 0  # this very selection again
@@ -263,7 +323,9 @@ def test_exploring_prefers_large_and_fast() -> None:
     clients = table(21, [*range(1, 21), 50], [10.0] * 18 + [100.0, 100.0, 10.0])
     first = outcome(1, [20], 50.0)
     for window, allowed in ((1.0, {16, 17}), (5.0, set(range(8, 18)))):
-        s = started(clients, first, sample_window=window, exploration_factor=1.0, exploration_min=1.0)
+        s = started(
+            clients, first, sample_window=window, exploration_factor=1.0, exploration_min=1.0
+        )
         picked = set()
         for t in range(2, 202):
             picked |= set(s.select(look(clients, t), 2).tolist())
@@ -272,6 +334,7 @@ def test_exploring_prefers_large_and_fast() -> None:
 
 
 # Fairness
+
 
 def test_first_selection_is_uniform_whatever_the_sizes() -> None:
     # 10 clients, 4 seats, 2000 selectors: Binomial(2000, 0.4) each.
@@ -285,8 +348,13 @@ def test_equal_clients_are_explored_and_exploited_alike() -> None:
     # 30 explored and 30 new clients, all alike. 0.5 * 10 seats each way, 2000 selections: Binomial(2000, 5/30) each;
     # sample_window 1 leaves the choice of the new ones to the ties alone.
     clients, counts = table(60), np.zeros(60)
-    s = started(clients, outcome(1, np.arange(30), 40.0),
-                exploration_factor=0.5, exploration_min=0.5, sample_window=1.0)
+    s = started(
+        clients,
+        outcome(1, np.arange(30), 40.0),
+        exploration_factor=0.5,
+        exploration_min=0.5,
+        sample_window=1.0,
+    )
     for t in range(2, 2002):
         counts[s.select(look(clients, t), 10)] += 1
     assert np.abs(counts - 2000 / 6).max() < five_sigma(2000, 1 / 6)
@@ -294,22 +362,39 @@ def test_equal_clients_are_explored_and_exploited_alike() -> None:
 
 # Invariants
 
-UTILITIES = np.array([0.0, 5e-324, 1e-9, 1.0, 2.0, 20.0, 30.0, 40.0, 50.0, 1e6, 1e30, sys.float_info.max])
+UTILITIES = np.array(
+    [0.0, 5e-324, 1e-9, 1.0, 2.0, 20.0, 30.0, 40.0, 50.0, 1e6, 1e30, sys.float_info.max]
+)
 DURATIONS = np.array([0.0, 1e-9, 1.0, 10.0, 10.0, 20.0, 1e9])
-ROUND = st.tuples(st.sets(st.integers(0, 14)), st.integers(0, 17), st.integers(0, 2**32))  # online, k, seed
+ROUND = st.tuples(
+    st.sets(st.integers(0, 14)), st.integers(0, 17), st.integers(0, 2**32)
+)  # online, k, seed
 
 
-PARAMS = st.sampled_from([
-    {}, EXPLOIT_ONLY, {"exploration_factor": 1.0, "exploration_min": 1.0}, {"round_threshold": 0.0, "pacer_step": 1},
-    {"blacklist_rounds": 0, "blacklist_max_len": 1.0}, {"blacklist_rounds": 1, "blacklist_max_len": 0.2},
-    {"blacklist_rounds": 0, "blacklist_max_len": 0.0}, {"cut_off_util": 1.0, "clip_bound": 0.0, "sample_window": 1.0},
-    {"round_penalty": 500.0, "round_threshold": 50.0}])
+PARAMS = st.sampled_from(
+    [
+        {},
+        EXPLOIT_ONLY,
+        {"exploration_factor": 1.0, "exploration_min": 1.0},
+        {"round_threshold": 0.0, "pacer_step": 1},
+        {"blacklist_rounds": 0, "blacklist_max_len": 1.0},
+        {"blacklist_rounds": 1, "blacklist_max_len": 0.2},
+        {"blacklist_rounds": 0, "blacklist_max_len": 0.0},
+        {"cut_off_util": 1.0, "clip_bound": 0.0, "sample_window": 1.0},
+        {"round_penalty": 500.0, "round_threshold": 50.0},
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(params=PARAMS, smallest=st.sampled_from([0, 1, 30]), rounds=st.lists(ROUND, min_size=2, max_size=8))
+@given(
+    params=PARAMS,
+    smallest=st.sampled_from([0, 1, 30]),
+    rounds=st.lists(ROUND, min_size=2, max_size=8),
+)
 def test_always_min_k_online_distinct_online_rows(
-        params: dict[str, Any], smallest: int, rounds: list[tuple[set[int], int, int]]) -> None:
+    params: dict[str, Any], smallest: int, rounds: list[tuple[set[int], int, int]]
+) -> None:
     clients = table(15, np.linspace(smallest, 30, 15))
     s = make(clients, **params)
     with np.errstate(divide="raise", invalid="raise", over="raise"):
@@ -322,10 +407,17 @@ def test_always_min_k_online_distinct_online_rows(
             if t > 1 and 0 < k < len(online):
                 expected = was_explored & np.isin(np.arange(15), list(online))
                 assert np.array_equal(np.isfinite(score), expected)
-                assert sum(s.diagnostics()[part] for part in ("exploited", "explored", "filled_up")) == k
+                assert (
+                    sum(s.diagnostics()[part] for part in ("exploited", "explored", "filled_up"))
+                    == k
+                )
             json.dumps(s.diagnostics(), allow_nan=False)
             rng, m = np.random.default_rng(seed), len(rows)
-            s.update(outcome(t, rows, rng.choice(UTILITIES, m), rng.random(m) < 0.7, rng.choice(DURATIONS, m)))
+            s.update(
+                outcome(
+                    t, rows, rng.choice(UTILITIES, m), rng.random(m) < 0.7, rng.choice(DURATIONS, m)
+                )
+            )
             assert np.isfinite(s.reward).all()
             assert np.isfinite(s.exploit_history).all()
 
@@ -348,7 +440,9 @@ def test_a_resumed_selector_continues_exactly() -> None:
         for t in rounds:
             rng = np.random.default_rng(t)
             rows = s.select(look(clients, t, np.flatnonzero(rng.random(50) < 0.8)), 8)
-            s.update(outcome(t, rows, rng.uniform(1, 50, 8), rng.random(8) > 0.2, rng.uniform(1, 60, 8)))
+            s.update(
+                outcome(t, rows, rng.uniform(1, 50, 8), rng.random(8) > 0.2, rng.uniform(1, 60, 8))
+            )
             picks.append(rows.tolist())
         return picks
 
@@ -372,7 +466,10 @@ def test_history_stays_bounded() -> None:
 
 # What the bundled one does wrong
 
-def feed_both(module: ModuleType, clients: ClientTable, result: RoundOutcome, **params: Any) -> tuple[Oort, Bundled]:
+
+def feed_both(
+    module: ModuleType, clients: ClientTable, result: RoundOutcome, **params: Any
+) -> tuple[Oort, Bundled]:
     theirs = Bundled(module, clients, **params)
     theirs.update(result)
     return started(clients, result, **params), theirs
@@ -399,7 +496,9 @@ def test_nobody_explored() -> None:
 def test_all_explored(bundled_module: ModuleType) -> None:
     # 0.882 of 10 seats go to exploring, and nobody is new: 2 are left.
     clients = table(20)
-    ours, theirs = feed_both(bundled_module, clients, outcome(1, np.arange(20), np.arange(20.0, 40.0)))
+    ours, theirs = feed_both(
+        bundled_module, clients, outcome(1, np.arange(20), np.arange(20.0, 40.0))
+    )
     assert len(theirs.select(range(20), 10)) == 2
     rows = ours.select(look(clients, 2), 10).tolist()
     assert len(set(rows)) == 10
@@ -413,7 +512,10 @@ def test_old_explore_list(bundled_module: ModuleType) -> None:
     # Round 2 explores all new clients, round 3 has none, and those of round 2 are offline by then.
     clients = table(24)
     ours, theirs = feed_both(bundled_module, clients, outcome(1, np.arange(20), 30.0))
-    for s, rows in ((ours, ours.select(look(clients, 2), 8).tolist()), (theirs, theirs.select(range(24), 8))):
+    for s, rows in (
+        (ours, ours.select(look(clients, 2), 8).tolist()),
+        (theirs, theirs.select(range(24), 8)),
+    ):
         assert {20, 21, 22, 23} <= set(rows)
         s.update(outcome(2, rows, 30.0))
     assert {20, 21, 22, 23} <= set(theirs.select(range(20), 8))
@@ -441,7 +543,12 @@ def test_sizes_of_zero(bundled_module: ModuleType) -> None:
 def test_blacklist_without_room(bundled_module: ModuleType) -> None:
     # More than 0.3 * 10 clients were asked more than once. Only the 3 asked most often are listed: 0, 1 and 2.
     clients = table(10)
-    params = {"blacklist_rounds": 1, "blacklist_max_len": 0.3, "exploration_factor": 0.5, "exploration_min": 0.5}
+    params = {
+        "blacklist_rounds": 1,
+        "blacklist_max_len": 0.3,
+        "exploration_factor": 0.5,
+        "exploration_min": 0.5,
+    }
     ours, theirs = feed_both(bundled_module, clients, outcome(1, np.arange(10), 30.0), **params)
     for t, rows in ((2, range(7)), (3, range(3))):
         ours.update(outcome(t, np.array(rows), 30.0))
@@ -468,8 +575,12 @@ def test_blacklist_breaks_ties_fairly() -> None:
 
 def test_blacklist_of_nobody_and_of_everybody() -> None:
     clients = table(6)
-    nobody = started(clients, outcome(1, np.arange(6), 30.0), blacklist_rounds=0, blacklist_max_len=0.0)
-    everybody = started(clients, outcome(1, np.arange(6), 30.0), blacklist_rounds=0, blacklist_max_len=1.0)
+    nobody = started(
+        clients, outcome(1, np.arange(6), 30.0), blacklist_rounds=0, blacklist_max_len=0.0
+    )
+    everybody = started(
+        clients, outcome(1, np.arange(6), 30.0), blacklist_rounds=0, blacklist_max_len=1.0
+    )
     for s in (nobody, everybody):
         assert len(set(s.select(look(clients, 2), 4).tolist())) == 4
     assert nobody.diagnostics()["exploited"] == 1  # 4 - int(4 * 0.882)
@@ -484,11 +595,15 @@ UTILITY = np.arange(20.0, 40.0)
 def test_an_absurd_utility_flattens_nobody(bundled_module: ModuleType) -> None:
     clients, lie = table(30, samples=30), UTILITY.copy()
     lie[4] = 1e30
-    liar, theirs = feed_both(bundled_module, clients, outcome(1, np.arange(20), lie), **EXPLOIT_ONLY)
+    liar, theirs = feed_both(
+        bundled_module, clients, outcome(1, np.arange(20), lie), **EXPLOIT_ONLY
+    )
     with pytest.raises(ValueError, match="sum to 1"):
         theirs.select(range(30), 5)
     liar.select(look(clients, 2), 5)
-    assert max(theirs.scores.values()) < 1e-25  # the bundled one sees no difference any more, and fails
+    assert (
+        max(theirs.scores.values()) < 1e-25
+    )  # the bundled one sees no difference any more, and fails
     # It counts as the largest of the others, 39, so all scores are those of a world where it said that.
     honest_utility = UTILITY.copy()
     honest_utility[4] = 39.0
@@ -500,7 +615,10 @@ def test_an_absurd_utility_flattens_nobody(bundled_module: ModuleType) -> None:
 
 def test_an_absurd_utility_is_not_booked_for_others() -> None:
     # Valid say 1e30, 20 and 30; believed are 30, 20 and 30, so who missed the round gets 80/3.
-    s = started(table(6), outcome(1, np.arange(5), [1e30, 20, 30, 0, 0], valid=[True, True, True, False, False]))
+    s = started(
+        table(6),
+        outcome(1, np.arange(5), [1e30, 20, 30, 0, 0], valid=[True, True, True, False, False]),
+    )
     assert s.explain()["reward"] == pytest.approx([30, 20, 30, 80 / 3, 80 / 3, 40])
 
 
@@ -520,13 +638,22 @@ def test_ordinary_extremes_are_believed() -> None:
 
 # Learning
 
-def good_share(selector: Oort, clients: ClientTable, utility: np.ndarray, good: np.ndarray) -> float:
+
+def good_share(
+    selector: Oort, clients: ClientTable, utility: np.ndarray, good: np.ndarray
+) -> float:
     """Share of the seats that good clients have in rounds 41..60 of 60, 20 seats each."""
     rng, seats = np.random.default_rng(7), 0
     for t in range(1, 61):
         rows = selector.select(look(clients, t), 20)
-        selector.update(outcome(t, rows, utility[rows] * rng.lognormal(0, 0.05, 20),
-                                duration=clients.expected_duration[rows]))
+        selector.update(
+            outcome(
+                t,
+                rows,
+                utility[rows] * rng.lognormal(0, 0.05, 20),
+                duration=clients.expected_duration[rows],
+            )
+        )
         seats += int(good[rows].sum()) if t > 40 else 0
     return seats / 400
 
@@ -549,6 +676,7 @@ def test_useful_and_fast_clients_are_found(seed: int) -> None:
 
 # Parameters
 
+
 def test_defaults_are_fedscales() -> None:
     from fedsuv_plugin.engine import fedscale_env
 
@@ -556,9 +684,19 @@ def test_defaults_are_fedscales() -> None:
     assert asdict(OortParams()) == {name: options[name].default for name in asdict(OortParams())}
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("exploration_factor", 1.1), ("exploration_decay", -0.1), ("round_threshold", 101), ("pacer_step", 0),
-    ("sample_window", 0.5), ("clip_bound", 2), ("blacklist_rounds", -2), ("blacklist_max_len", "many")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("exploration_factor", 1.1),
+        ("exploration_decay", -0.1),
+        ("round_threshold", 101),
+        ("pacer_step", 0),
+        ("sample_window", 0.5),
+        ("clip_bound", 2),
+        ("blacklist_rounds", -2),
+        ("blacklist_max_len", "many"),
+    ],
+)
 def test_bad_parameters_are_refused(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         OortParams.from_mapping({name: value})

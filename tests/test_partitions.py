@@ -1,4 +1,5 @@
 """GPFL's partition, shards, the samples a job leaves out, and the map file a partition is exported to."""
+
 from __future__ import annotations
 
 import csv
@@ -37,9 +38,14 @@ properties = settings(deadline=None, derandomize=True, max_examples=40)
 
 # ---- sizes by the quadratic programme
 
+
 @properties
-@given(seed=st.integers(0, 9999), n=st.integers(2, 12), classes=st.integers(1, 4),
-       alpha=st.sampled_from([0.2, 1.0, 10.0]))
+@given(
+    seed=st.integers(0, 9999),
+    n=st.integers(2, 12),
+    classes=st.integers(1, 4),
+    alpha=st.sampled_from([0.2, 1.0, 10.0]),
+)
 def test_sizes_are_scipys(seed: int, n: int, classes: int, alpha: float) -> None:
     """Where some sizes fit, SLSQP finds the same ones; where none do, the misfit is that of non-negative least
     squares."""
@@ -49,11 +55,23 @@ def test_sizes_are_scipys(seed: int, n: int, classes: int, alpha: float) -> None
     sizes = least_norm_sizes(proportions, totals)
     assert sizes.min() >= 0
     some, misfit = nnls(proportions.T, totals)
-    assert np.linalg.norm(proportions.T @ sizes - totals) == pytest.approx(misfit, abs=1e-5 * totals.sum())
+    assert np.linalg.norm(proportions.T @ sizes - totals) == pytest.approx(
+        misfit, abs=1e-5 * totals.sum()
+    )
     if misfit < 1e-9 * totals.sum():
-        theirs = minimize(lambda x: x @ x / 2, some, jac=lambda x: x, bounds=[(0, None)] * n, method="SLSQP",
-                          constraints={"type": "eq", "fun": lambda x: proportions.T @ x - totals,
-                                       "jac": lambda x: proportions.T}, options={"maxiter": 500, "ftol": 1e-12})
+        theirs = minimize(
+            lambda x: x @ x / 2,
+            some,
+            jac=lambda x: x,
+            bounds=[(0, None)] * n,
+            method="SLSQP",
+            constraints={
+                "type": "eq",
+                "fun": lambda x: proportions.T @ x - totals,
+                "jac": lambda x: proportions.T,
+            },
+            options={"maxiter": 500, "ftol": 1e-12},
+        )
         assert np.linalg.norm(sizes) <= np.linalg.norm(some) * (1 + 1e-6)
         if theirs.success:
             np.testing.assert_allclose(sizes, theirs.x, atol=1e-3 * totals.sum() / n)
@@ -81,17 +99,29 @@ def test_sizes_by_hand() -> None:
     # One client of class 0, two of class 1, one of halves: x0 + x3/2 = 30, x1 + x2 + x3/2 = 60. By the prices u, v:
     # x = (u, v, v, (u + v)/2), so 5u/4 + v/4 = 30 and u/4 + 9v/4 = 60; u = 210/11, v = 270/11, x3 = 240/11.
     proportions = np.array([[1, 0], [0, 1], [0, 1], [0.5, 0.5]])
-    assert least_norm_sizes(proportions, np.array([30, 60])) == pytest.approx(np.array([210, 270, 270, 240]) / 11)
+    assert least_norm_sizes(proportions, np.array([30, 60])) == pytest.approx(
+        np.array([210, 270, 270, 240]) / 11
+    )
     # Class 0 is scarce: the mixed client, which would bring too much of it, gets nothing.
-    assert least_norm_sizes(np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([10, 90])) == pytest.approx([0, 100], abs=1e-6)
+    assert least_norm_sizes(
+        np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([10, 90])
+    ) == pytest.approx([0, 100], abs=1e-6)
 
 
 # ---- the partition
 
+
 @properties
-@given(seed=st.integers(0, 9999), n=st.integers(1, 50), classes=st.integers(1, 12),
-       alpha=st.sampled_from([0.05, 0.2, 1.0, 100.0]), extra=st.integers(0, 500))
-def test_every_sample_is_used_once(seed: int, n: int, classes: int, alpha: float, extra: int) -> None:
+@given(
+    seed=st.integers(0, 9999),
+    n=st.integers(1, 50),
+    classes=st.integers(1, 12),
+    alpha=st.sampled_from([0.05, 0.2, 1.0, 100.0]),
+    extra=st.integers(0, 500),
+)
+def test_every_sample_is_used_once(
+    seed: int, n: int, classes: int, alpha: float, extra: int
+) -> None:
     labels = np.random.default_rng(seed).integers(classes, size=n + extra)
     parts = partition(labels, "dirichlet_qp", n, alpha, np.random.default_rng(seed))
     assert sorted(parts.order.tolist()) == list(range(n + extra))
@@ -116,7 +146,9 @@ def test_proportions_follow_their_law() -> None:
     With 5 classes of a fifth each and zeta 0.2 that is 0.16 / 1.2 = 0.133; over 300 clients x 5 classes
     the sample's relative error is some per cent."""
     labels = np.repeat(np.arange(5), 60_000)
-    counts = label_counts(partition(labels, "dirichlet_qp", 300, 0.2, np.random.default_rng(0)), labels)
+    counts = label_counts(
+        partition(labels, "dirichlet_qp", 300, 0.2, np.random.default_rng(0)), labels
+    )
     shares = counts / counts.sum(axis=1, keepdims=True)
     assert shares.mean(axis=0) == pytest.approx(np.full(5, 0.2), abs=0.06)
     assert shares.var(axis=0).mean() == pytest.approx(0.133, rel=0.1)
@@ -136,7 +168,9 @@ def test_many_clients_and_classes() -> None:
     parts = partition(labels, "dirichlet_qp", 3000, 0.2, rng)
     assert len(parts) == 3000
     assert parts.sizes.sum() == 300_000
-    assert parts.sizes.max() < 10 * 100  # ten times the mean: the least norm keeps data from gathering on few
+    assert (
+        parts.sizes.max() < 10 * 100
+    )  # ten times the mean: the least norm keeps data from gathering on few
 
 
 @pytest.mark.parametrize(("each", "labels_each"), [(1, 1), (2, 2)])
@@ -151,9 +185,13 @@ def test_shards_of_one_label(each: int, labels_each: int) -> None:
 
 # ---- what a job leaves out
 
+
 @properties
-@given(labels=arrays(np.int64, st.integers(1, 300), elements=st.integers(0, 5)),
-       fraction=st.floats(0.01, 0.99), seed=st.integers(0, 99))
+@given(
+    labels=arrays(np.int64, st.integers(1, 300), elements=st.integers(0, 5)),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 99),
+)
 def test_a_fraction_of_every_label(labels: np.ndarray, fraction: float, seed: int) -> None:
     from fedsuv_plugin.tasks import _used_rows
 
@@ -175,15 +213,19 @@ def test_a_job_on_less_data(job: MakeJob) -> None:
     assert (len(less.interview), len(less.test)) == (10, 40)
     rows = {x.numpy().tobytes() for x in whole.test.x}
     assert all(x.numpy().tobytes() in rows for x in less.test.x)
-    assert len(FederatedData(job(data_set="digits", test_samples=10_000).config, CPU).test) == len(whole.test)
+    assert len(FederatedData(job(data_set="digits", test_samples=10_000).config, CPU).test) == len(
+        whole.test
+    )
 
 
 def test_a_job_on_less_data_of_a_map_file(job: MakeJob, tmp_path: Path) -> None:
     config = job(data_set="digits").config
     parts, labels = describe_partition(config, 0.0)
     to_map_file(tmp_path / "map.csv", parts, labels)
-    less, _ = describe_partition(job(data_set="digits", data_fraction=0.5,
-                                     data_map_file=str(tmp_path / "map.csv")).config, 0.0)
+    less, _ = describe_partition(
+        job(data_set="digits", data_fraction=0.5, data_map_file=str(tmp_path / "map.csv")).config,
+        0.0,
+    )
     assert len(less) == len(parts)
     assert all(set(less.samples(c)) <= set(parts.samples(c)) for c in range(len(parts)))
     assert less.sizes.sum() == pytest.approx(0.5 * len(labels), abs=10)
@@ -191,9 +233,14 @@ def test_a_job_on_less_data_of_a_map_file(job: MakeJob, tmp_path: Path) -> None:
 
 # ---- map files
 
+
 @properties
-@given(owner=arrays(np.int64, st.integers(1, 80), elements=st.integers(-1, 6)), more=st.integers(0, 3))
-def test_an_export_comes_back_as_it_was(owner: np.ndarray, more: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    owner=arrays(np.int64, st.integers(1, 80), elements=st.integers(-1, 6)), more=st.integers(0, 3)
+)
+def test_an_export_comes_back_as_it_was(
+    owner: np.ndarray, more: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Samples without an owner and clients without samples included."""
     n = max(1, int(owner.max()) + 1) + more
     labels = np.arange(len(owner)) % 3
@@ -209,7 +256,9 @@ def test_a_job_on_its_own_export_is_the_same_job(job: MakeJob, tmp_path: Path, s
     config = job(partition=scheme, data_fraction=0.5).config
     parts, labels = describe_partition(config, 0.1)
     to_map_file(tmp_path / "map.csv", parts, labels)
-    with_map = job(partition=scheme, data_fraction=0.5, data_map_file=str(tmp_path / "map.csv")).config
+    with_map = job(
+        partition=scheme, data_fraction=0.5, data_map_file=str(tmp_path / "map.csv")
+    ).config
     back, _ = describe_partition(with_map, 0.1)
     assert np.array_equal(back.order, parts.order)
     assert np.array_equal(back.offsets, parts.offsets)
@@ -228,6 +277,7 @@ def test_fedscale_reads_an_export(tmp_path: Path) -> None:
 
         def __len__(self) -> int:
             return len(self.targets)
+
     theirs = DataPartitioner(Data(), Namespace(), numOfClass=4)
     theirs.partition_data_helper(0, data_map_file=str(tmp_path / "map.csv"))
     ours = {tuple(parts.samples(c)) for c in range(10)} | {tuple(range(0, 200, 7))}
@@ -242,9 +292,10 @@ def test_names_that_only_look_like_ours_are_names(tmp_path: Path) -> None:
         rows = "".join(f"{name},x,y,0\n" for name in names)
         (tmp_path / "map.csv").write_text(f"client_id,sample_path,label_name,label_id\n{rows}")
         return from_map_file(str(tmp_path / "map.csv"), labels, None).sizes.tolist()
+
     assert sizes("2/3", "2/3", "nobody/3") == [0, 2, 0]
-    assert sizes("2/3", "2/4", "2/3") == [2, 1]      # not of one partition
-    assert sizes("9/3", "2/3", "9/3") == [2, 1]      # no such client
+    assert sizes("2/3", "2/4", "2/3") == [2, 1]  # not of one partition
+    assert sizes("9/3", "2/3", "9/3") == [2, 1]  # no such client
     assert sizes("0/3", "2/3", "0/3") == [2, 1]
 
 
@@ -253,9 +304,22 @@ def test_names_that_only_look_like_ours_are_names(tmp_path: Path) -> None:
 QUICKSTART = str(Path(__file__).parents[1] / "configs" / "quickstart.yml")
 
 
-def test_the_command_shows_draws_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["data", "partition", QUICKSTART, "--set", "num_clients=30", "--set", "partition=dirichlet_qp"]
-    assert main([*command, "--plot", str(tmp_path / "a.png"), "--export", str(tmp_path / "map.csv")]) == 0
+def test_the_command_shows_draws_and_exports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "data",
+        "partition",
+        QUICKSTART,
+        "--set",
+        "num_clients=30",
+        "--set",
+        "partition=dirichlet_qp",
+    ]
+    assert (
+        main([*command, "--plot", str(tmp_path / "a.png"), "--export", str(tmp_path / "map.csv")])
+        == 0
+    )
     first = capsys.readouterr().out
     assert "dirichlet_qp: 30 clients share 1,437 of 1,437 samples, 10 labels" in first
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -275,7 +339,9 @@ def test_the_command_leaves_the_public_set_out(capsys: pytest.CaptureFixture[str
 def test_what_the_command_is_told_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "partition", QUICKSTART, "--set", "partition=natrual"]) == 2
     assert "partition: expected one of" in capsys.readouterr().err
-    assert main(["data", "partition", QUICKSTART, "--export", str(tmp_path / "no" / "map.csv")]) == 2
+    assert (
+        main(["data", "partition", QUICKSTART, "--export", str(tmp_path / "no" / "map.csv")]) == 2
+    )
     assert "cannot be written" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -287,5 +353,9 @@ def test_many_clients_become_a_heat_map(tmp_path: Path) -> None:
 
 
 def test_more_clients_than_the_fraction_leaves_are_refused(job: MakeJob) -> None:
-    with pytest.raises(UserError, match="num_clients: expected at most 62, the number of training samples"):
-        describe_partition(job(data_fraction=0.1, num_clients=100, synthetic_samples=620).config, 0.0)
+    with pytest.raises(
+        UserError, match="num_clients: expected at most 62, the number of training samples"
+    ):
+        describe_partition(
+            job(data_fraction=0.1, num_clients=100, synthetic_samples=620).config, 0.0
+        )

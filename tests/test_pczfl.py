@@ -1,4 +1,5 @@
 """`pczfl`: against the algorithm box in plain loops, its invariants, and a world with two kinds of clients."""
+
 from __future__ import annotations
 
 import math
@@ -21,7 +22,9 @@ def make(n: int, seed: int = 0, energy_of: np.ndarray | None = None, **params: A
     return PCZFL(PCZFL.Params.from_mapping(params), clients, np.random.default_rng(seed))
 
 
-def result(t: int, rows: np.ndarray, accuracy: np.ndarray, valid: np.ndarray | bool = True) -> RoundOutcome:
+def result(
+    t: int, rows: np.ndarray, accuracy: np.ndarray, valid: np.ndarray | bool = True
+) -> RoundOutcome:
     came = outcome(t, rows, valid=valid)
     return replace(came, signals={INTERVIEW_ACCURACY: np.where(came.valid, accuracy, 0.0)})
 
@@ -44,15 +47,21 @@ class ByTheBook:
         return smallest
 
     def significance(self, b: list[Any]) -> tuple[float, ...]:
-        return tuple(b[1] + min(o[2][j] + self.u(o) + o[1] + math.dist(o[0], b[0]) for o in self.balls)
-                     for j in (0, 1))
+        return tuple(
+            b[1] + min(o[2][j] + self.u(o) + o[1] + math.dist(o[0], b[0]) for o in self.balls)
+            for j in (0, 1)
+        )
 
     def select(self, t: int, online: list[int]) -> list[int]:
         relevant = sorted({self.domain(i) for i in online})
         g = {b: self.significance(self.balls[b]) for b in relevant}
 
         def dominated(b: int) -> bool:
-            return any(all(p <= q for p, q in zip(g[b], g[o], strict=True)) and g[b] != g[o] for o in relevant)
+            return any(
+                all(p <= q for p, q in zip(g[b], g[o], strict=True)) and g[b] != g[o]
+                for o in relevant
+            )
+
         front = [b for b in relevant if t <= self.warmup or not dominated(b)]
         return [i for i in online if self.domain(i) in front]
 
@@ -78,7 +87,10 @@ def test_the_balls_are_those_of_the_algorithm_box(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, a_b = 25, [1.0, 0.3, 0.05, 1e-4][seed % 4]
     s = make(n, energy_of=rng.random(n) * 40, a_b=a_b, warmup_rounds=5)
-    s.context[:, 0], s.started = rng.random(n), True  # contexts spread, so that no two are equally near anything
+    s.context[:, 0], s.started = (
+        rng.random(n),
+        True,
+    )  # contexts spread, so that no two are equally near anything
     book = ByTheBook(s.context, a_b, 5)
     for t in range(1, 201):
         online = np.flatnonzero(rng.random(n) < 0.8)
@@ -96,15 +108,24 @@ def test_the_balls_are_those_of_the_algorithm_box(seed: int) -> None:
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 20), a_b=st.sampled_from([1e-3, 0.1, 1.0]),
-       warmup=st.integers(0, 5), corners=st.booleans())
-def test_every_context_is_covered_at_all_times(seed: int, n: int, a_b: float, warmup: int, corners: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 20),
+    a_b=st.sampled_from([1e-3, 0.1, 1.0]),
+    warmup=st.integers(0, 5),
+    corners=st.booleans(),
+)
+def test_every_context_is_covered_at_all_times(
+    seed: int, n: int, a_b: float, warmup: int, corners: bool
+) -> None:
     rng = np.random.default_rng(seed)
     s = make(n, seed, energy_of=rng.random(n), a_b=a_b, warmup_rounds=warmup)
     for t in range(1, 40):
         rows = s.select(look(s.clients, t), 5)
         assert len(rows) >= 1
-        s.update(result(t, rows, rng.integers(2, size=len(rows)) if corners else rng.random(len(rows))))
+        s.update(
+            result(t, rows, rng.integers(2, size=len(rows)) if corners else rng.random(len(rows)))
+        )
         away = np.linalg.norm(s.context - s.centre[s.ball], axis=1)
         assert ((away <= s.radius[s.ball]) | (s.ball == 0)).all()
         assert ((s.context >= 0) & (s.context <= 1)).all()
@@ -155,7 +176,11 @@ def test_max_clients_trims_by_context_but_not_in_the_warm_up() -> None:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(points=st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf])] * 2), min_size=1, max_size=12))
+@given(
+    points=st.lists(
+        st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf])] * 2), min_size=1, max_size=12
+    )
+)
 def test_undominated_is_its_definition(points: list[tuple[float, float]]) -> None:
     expected = [not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points) for p in points]
     assert undominated(np.array(points)).tolist() == expected
@@ -178,7 +203,10 @@ def test_a_resumed_selector_continues_exactly() -> None:
             s.update(result(t, rows, rng.random(len(rows))))
             picks.append(rows.tolist())
         return picks
-    first, second = (make(15, seed, energy="uniform", warmup_rounds=3, max_clients=4, a_b=0.1) for seed in (1, 2))
+
+    first, second = (
+        make(15, seed, energy="uniform", warmup_rounds=3, max_clients=4, a_b=0.1) for seed in (1, 2)
+    )
     play(first, range(1, 30))
     second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
     assert play(first, range(30, 60)) == play(second, range(30, 60))

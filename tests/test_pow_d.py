@@ -1,4 +1,5 @@
 """Power-of-choice."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,10 +14,14 @@ from fedsuv_plugin.selectors.baselines.pow_d import PowD, PowDParams
 
 
 def make(n: int, seed: int = 0, samples: object = 40, **params: object) -> PowD:
-    return PowD(PowDParams.from_mapping(params), table(n, samples=samples), np.random.default_rng(seed))  # type: ignore[arg-type]
+    return PowD(
+        PowDParams.from_mapping(params), table(n, samples=samples), np.random.default_rng(seed)
+    )  # type: ignore[arg-type]
 
 
-def asked(s: PowD, losses: np.ndarray, k: int, online: object = None, silent: tuple[int, ...] = ()) -> RoundView:
+def asked(
+    s: PowD, losses: np.ndarray, k: int, online: object = None, silent: tuple[int, ...] = ()
+) -> RoundView:
     """The view of the selection, once the candidates have answered with their losses."""
     view = replace(look(s.clients, online=online), seats=k)  # type: ignore[arg-type]
     question = s.probe(view)
@@ -77,7 +82,11 @@ def test_a_candidate_that_does_not_answer_is_passed_over() -> None:
 
 def test_without_probes_it_remembers_the_losses_met_in_training() -> None:
     s = make(5, d=5)
-    s.update(outcome(1, [0, 1, 2, 3, 4], [5.0, 1.0, 4.0, 2.0, 3.0], valid=[True, True, True, True, False]))
+    s.update(
+        outcome(
+            1, [0, 1, 2, 3, 4], [5.0, 1.0, 4.0, 2.0, 3.0], valid=[True, True, True, True, False]
+        )
+    )
     picks = s.select(look(s.clients, 2), 3).tolist()
     assert picks == [4, 0, 2]  # 4 missed the round: unknown comes first
 
@@ -91,8 +100,16 @@ def test_ties_are_broken_fairly() -> None:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(n=st.integers(1, 30), k=st.integers(1, 35), d=st.integers(1, 40), seed=st.integers(0, 99), data=st.data())
-def test_min_k_online_distinct_rows_whoever_answers(n: int, k: int, d: int, seed: int, data: st.DataObject) -> None:
+@given(
+    n=st.integers(1, 30),
+    k=st.integers(1, 35),
+    d=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_min_k_online_distinct_rows_whoever_answers(
+    n: int, k: int, d: int, seed: int, data: st.DataObject
+) -> None:
     online = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
     silent = data.draw(st.sets(st.integers(0, n - 1)))
     s = make(n, seed, d=d)

@@ -1,4 +1,5 @@
 """The run directory, and going on after anything that can happen to a job."""
+
 from __future__ import annotations
 
 import json
@@ -38,13 +39,17 @@ def die_at(monkeypatch: pytest.MonkeyPatch, round_number: int, torn: bool) -> No
                     f.write(json.dumps(record)[:25])
             raise Killed
         append(self, file, record)
+
     monkeypatch.setattr(RunDirectory, "append", dying)
 
 
 @pytest.mark.parametrize("selector", ["random", "round_robin", "oort", "fedsuv"])
-@pytest.mark.parametrize(("round_number", "torn"), [(1, False), (2, True), (4, False), (7, True), (9, False)])
+@pytest.mark.parametrize(
+    ("round_number", "torn"), [(1, False), (2, True), (4, False), (7, True), (9, False)]
+)
 def test_a_killed_job_resumes_to_the_same_numbers(
-        job: MakeJob, monkeypatch: pytest.MonkeyPatch, selector: str, round_number: int, torn: bool) -> None:
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch, selector: str, round_number: int, torn: bool
+) -> None:
     small = job(sample_mode=selector, rounds=9, checkpoint_every=3, gradient_policy="fed-yogi")
     expected = uninterrupted(small)
     directory = RunDirectory.create(small)
@@ -56,7 +61,9 @@ def test_a_killed_job_resumes_to_the_same_numbers(
     assert {file: records(directory.path, file) for file in FILES} == expected
 
 
-def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = job(rounds=8, checkpoint_every=3)
     expected = uninterrupted(small)
     directory = RunDirectory.create(small)
@@ -66,6 +73,7 @@ def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(job: MakeJob, mo
             Path(source).write_bytes(Path(source).read_bytes()[:100])
             raise Killed
         os.rename(source, target)
+
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         with pytest.raises(Killed):
@@ -81,8 +89,12 @@ def start(job: Job, *words: str) -> subprocess.Popen[str]:
     """A job in a process of its own, from a job file."""
     file = Path(job.config.log_path).parent / "job.yml"
     file.write_text(json.dumps({"job_conf": [{k: v} for k, v in job.flat().items()]}))
-    return subprocess.Popen([sys.executable, "-m", "fedsuv_plugin.cli", "run", *(words or (str(file),))], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsuv_plugin.cli", "run", *(words or (str(file),))],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def wait_for_rounds(job: Job, n: int) -> Path:
@@ -109,7 +121,8 @@ def test_kill_dash_nine_and_resume(job: MakeJob, launcher: str) -> None:
     out, err = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, err
     assert {file: records(path, file) for file in FILES} == uninterrupted(
-        small.with_values(log_path=small.config.log_path + "2"))
+        small.with_values(log_path=small.config.log_path + "2")
+    )
 
 
 def records_up_to_the_tear(path: Path) -> int:

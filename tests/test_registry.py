@@ -1,4 +1,5 @@
 """Selectors by entry point, ours and other people's."""
+
 from __future__ import annotations
 
 import os
@@ -42,9 +43,14 @@ def test_the_same_entry_point_seen_twice_is_one() -> None:
     assert list(registry.installed([point("a", "m:A"), point("a", "m:A")])) == ["a"]
 
 
-@pytest.mark.parametrize(("value", "reason"), [
-    ("no_such_module:A", "cannot be loaded: ModuleNotFoundError"), ("json:no_such_name", "cannot be loaded: Attribute"),
-    ("json:dumps", "is not a class")])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_module:A", "cannot be loaded: ModuleNotFoundError"),
+        ("json:no_such_name", "cannot be loaded: Attribute"),
+        ("json:dumps", "is not a class"),
+    ],
+)
 def test_a_broken_plugin_stops_the_job_and_says_why(value: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         registry.client_manager_class("a", [point("a", value)])
@@ -104,8 +110,21 @@ def test_a_package_of_its_own_adds_selectors(tmp_path: Path) -> None:
     source.mkdir()
     for name, text in PLUGIN.items():
         (source / name).write_text(textwrap.dedent(text))
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-                    "--target", str(site), str(source)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(source),
+        ],
+        check=True,
+    )
     script = textwrap.dedent("""
         import sys
         from fedsuv_plugin.cli import main
@@ -118,12 +137,19 @@ def test_a_package_of_its_own_adds_selectors(tmp_path: Path) -> None:
         assert main(["run", quickstart, *job, "--set", "sample_mode=foreign_first"]) == 0
         """)
     quickstart = Path(__file__).parent.parent / "configs" / "quickstart.yml"
-    done = subprocess.run([sys.executable, "-c", script, str(quickstart)], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": f"{site}:{':'.join(sys.path)}"})
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(quickstart)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{site}:{':'.join(sys.path)}"},
+    )
     assert done.returncode == 0, done.stderr
     assert "worst_loss.candidates: 20" in done.stdout
-    here, there, foreign = (records(next((tmp_path / "runs" / name).iterdir()))
-                            for name in ("here", "there", "quickstart"))
+    here, there, foreign = (
+        records(next((tmp_path / "runs" / name).iterdir()))
+        for name in ("here", "there", "quickstart")
+    )
     assert here == there  # probes go over gRPC too
     assert here[0]["asked"] != here[1]["asked"]
     assert [r["asked"] for r in foreign] == [list(range(1, 11))] * 2

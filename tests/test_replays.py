@@ -1,4 +1,5 @@
 """Replays: the mechanism, the worlds they play in, and each of them at a small size."""
+
 from __future__ import annotations
 
 import json
@@ -23,11 +24,13 @@ def png_size(path: Path) -> tuple[int, int]:
 
 # ---- the mechanism
 
+
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     report = Report([Table("T", ["a", "b"], [["x", "1"]])], ["note"], ["p.png"], {"n": 1})
     report.save(tmp_path, "title")
     assert (tmp_path / "report.md").read_text() == (
-        "# title\n\n## T\n\n| a | b |\n| --- | --- |\n| x | 1 |\n\nnote\n\n![p.png](p.png)\n")
+        "# title\n\n## T\n\n| a | b |\n| --- | --- |\n| x | 1 |\n\nnote\n\n![p.png](p.png)\n"
+    )
     assert json.loads((tmp_path / "results.json").read_text()) == {"n": 1}
     assert report.text() == "T\na  b\nx  1\n\nnote"
 
@@ -44,12 +47,15 @@ def test_the_command_lists_refuses_and_names(capsys: pytest.CaptureFixture[str])
         assert f"{name}: {REPLAYS[name].shows}" in listed
         assert REPLAYS[name].name == name
     assert main(["replay", "fedsuv/fig7"]) == 2
-    assert capsys.readouterr().err.startswith("fedsuv: replay: expected one of fedsuv/deadline, fedsuv/fig6")
+    assert capsys.readouterr().err.startswith(
+        "fedsuv: replay: expected one of fedsuv/deadline, fedsuv/fig6"
+    )
     assert main(["replay", "fedsuv/fig6", "--set", "seed=1"]) == 2
     assert "unknown key 'seed'; did you mean 'seeds'?" in capsys.readouterr().err
 
 
 # ---- the world
+
 
 class Fixed(Selector):
     """Always the same rows; keeps what it is told."""
@@ -69,7 +75,9 @@ class Fixed(Selector):
 
 
 def test_the_world_pays_what_it_says() -> None:
-    world = World(np.array([0.0, 1.0, 0.5, 0.25]), np.array([0.1, 0.2, 0.3, 0.8]), np.zeros((4, 1)), noise=0.0)
+    world = World(
+        np.array([0.0, 1.0, 0.5, 0.25]), np.array([0.1, 0.2, 0.3, 0.8]), np.zeros((4, 1)), noise=0.0
+    )
     told: list[RoundOutcome] = []
 
     class Told(Fixed):
@@ -79,7 +87,9 @@ def test_the_world_pays_what_it_says() -> None:
     result = play(world, Told, Told.Params(), rounds=400, k=2, seed=0)
     assert result.selected.tolist() == [0, 400, 0, 400]
     assert result.candidate.tolist() == [400] * 4
-    assert result.value.tolist() == pytest.approx([0.25 * 0.8 + 0.2] * 400)  # expectations, not luck
+    assert result.value.tolist() == pytest.approx(
+        [0.25 * 0.8 + 0.2] * 400
+    )  # expectations, not luck
     valid = np.array([o.valid for o in told])
     assert valid[:, 1].all()
     # Binomial(400, 0.25): mean 100, five standard deviations are 43
@@ -100,6 +110,7 @@ def test_selectors_meet_the_same_luck() -> None:
             def update(self, outcome: RoundOutcome) -> None:
                 for row, value in zip(outcome.rows.tolist(), outcome.utility.tolist(), strict=True):
                     seen[name][outcome.round, row] = value
+
         return Noted
 
     for name, rows in (("a", np.array([95, 97, 99])), ("b", np.array([99, 3]))):
@@ -126,13 +137,38 @@ def test_bands_are_means_over_cells() -> None:
 
 # ---- FedSUV
 
+
 def test_figure_6_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """400 clients, 60 rounds of 10: the orderings of the figure, not its numbers."""
-    assert main(["replay", "fedsuv/fig6", "-o", str(tmp_path), "--set", "side=20", "--set", "rounds=60",
-                 "--set", "k=10", "--set", "seeds=2", "--set", "settings=default", "--set", "workers=1"]) == 0
+    assert (
+        main(
+            [
+                "replay",
+                "fedsuv/fig6",
+                "-o",
+                str(tmp_path),
+                "--set",
+                "side=20",
+                "--set",
+                "rounds=60",
+                "--set",
+                "k=10",
+                "--set",
+                "seeds=2",
+                "--set",
+                "settings=default",
+                "--set",
+                "workers=1",
+            ]
+        )
+        == 0
+    )
     assert "report: " in capsys.readouterr().out
     found = json.loads((tmp_path / "results.json").read_text())["methods"]
-    mean = {name: np.mean([row["value_per_pick"] for row in rows.values()]) for name, rows in found.items()}
+    mean = {
+        name: np.mean([row["value_per_pick"] for row in rows.values()])
+        for name, rows in found.items()
+    }
     assert mean["fedsuv"] > mean["random"] + 0.1
     assert mean["fedsuv"] > mean["oort"]
     # With a cap of 40 % on elimination those below 0.4 are the ones to go: out for most of the time.
@@ -142,11 +178,32 @@ def test_figure_6_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert height > 400
 
 
-def test_the_deadline_comparison_runs_real_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_deadline_comparison_runs_real_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The mechanism, on a job without downloads; the comparison itself is a matter of minutes."""
     quickstart = Path(__file__).parent.parent / "configs" / "quickstart.yml"
-    assert main(["replay", "fedsuv/deadline", "-o", str(tmp_path), "--set", f"config={quickstart}", "--set", "seeds=1",
-                 "--set", "rounds=6", "--set", "target=0.3", "--set", "workers=1"]) == 0
+    assert (
+        main(
+            [
+                "replay",
+                "fedsuv/deadline",
+                "-o",
+                str(tmp_path),
+                "--set",
+                f"config={quickstart}",
+                "--set",
+                "seeds=1",
+                "--set",
+                "rounds=6",
+                "--set",
+                "target=0.3",
+                "--set",
+                "workers=1",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "results.json").read_text())
     assert set(found) == {"fedsuv", "oort", "random"}

@@ -1,4 +1,5 @@
 """The replays of the goal-directed paper and of PCZFL, small."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_slots_to_a_target_by_hand() -> None:
     assert trial.average == pytest.approx([0.45, 0.6, 0.675, 0.64])  # t slots' sum over t + 1
     assert [slots_to(trial.average, target) for target in (0.5, 0.65, 0.7)] == [2, 3, None]
     steady = Trial([0.1] + [0.96] * 6, [0.0] * 7, [0] * 20)  # 0.48 0.64 0.72 0.768 0.8 0.823
-    slow = Trial([0.1] + [0.93] * 6, [0.0] * 7, [0] * 20)    # 0.465 0.62 0.698 0.744 0.775 0.797
+    slow = Trial([0.1] + [0.93] * 6, [0.0] * 7, [0] * 20)  # 0.465 0.62 0.698 0.744 0.775 0.797
     rows = slots_table({"random": [steady, slow]}, JobsParams(slots=6)).rows
     assert [row[2] for row in rows] == ["4.50", "5.50", "> 6.00", "> 6.00"]
     assert [row[3] for row in rows] == ["4 5", "5 6", "6 -", "- -"]
@@ -75,7 +76,9 @@ def test_the_papers_optimal_set_has_one_reward() -> None:
     rewards = [average * (t + 1) / t for t, average in table1]
     assert max(rewards) - min(rewards) < 2e-4  # four digits after the point, times 7/6
     trial = Trial([0.1] + [float(np.mean(rewards))] * 19, [0.0] * 20, [0] * 20)
-    assert [slots_to(trial.average, target) for target in (0.75, 0.78, 0.82, 0.85)] == [t for t, _ in table1]
+    assert [slots_to(trial.average, target) for target in (0.75, 0.78, 0.82, 0.85)] == [
+        t for t, _ in table1
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "50,20", "a", "0", "1,1"])
@@ -86,7 +89,8 @@ def test_epochs_are_checked(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["goal_directed/table1", "pczfl/fig3", "pczfl/energy"])
 def test_without_the_data_it_says_so(
-        name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("FEDSUV_DATA", raising=False)
     given = [] if name == "pczfl/fig3" else ["--set", "workers=1"]
     assert main(["replay", name, *given, "-o", str(tmp_path)]) == 2
@@ -94,16 +98,26 @@ def test_without_the_data_it_says_so(
 
 
 def test_all_are_listed() -> None:
-    assert {"goal_directed/fig7", "goal_directed/fig9", "goal_directed/table1", "pczfl/energy", "pczfl/fig3"} \
-        <= set(REPLAYS.names())
+    assert {
+        "goal_directed/fig7",
+        "goal_directed/fig9",
+        "goal_directed/table1",
+        "pczfl/energy",
+        "pczfl/fig3",
+    } <= set(REPLAYS.names())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "given"), [
-    ("goal_directed/fig7", ["slots=6", "trials=1", "workers=1"]),
-    ("goal_directed/fig9", ["slots=6", "trials=1", "workers=1"]),
-    ("goal_directed/table1", ["slots=6", "trials=1", "workers=1"]),
-    ("pczfl/fig3", ["epochs=0,4,8"]), ("pczfl/energy", ["seeds=1", "rounds=8", "workers=1"])])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("goal_directed/fig7", ["slots=6", "trials=1", "workers=1"]),
+        ("goal_directed/fig9", ["slots=6", "trials=1", "workers=1"]),
+        ("goal_directed/table1", ["slots=6", "trials=1", "workers=1"]),
+        ("pczfl/fig3", ["epochs=0,4,8"]),
+        ("pczfl/energy", ["seeds=1", "rounds=8", "workers=1"]),
+    ],
+)
 def test_small(name: str, given: list[str], data_root: Path, tmp_path: Path) -> None:
     sets = [word for assignment in given for word in ("--set", assignment)]
     assert main(["replay", name, *sets, "-o", str(tmp_path)]) == 0

@@ -1,4 +1,5 @@
 """Data sets, partitions and models."""
+
 from __future__ import annotations
 
 import gzip
@@ -25,11 +26,19 @@ CPU = torch.device("cpu")
 
 # ---- partitions
 
+
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(scheme=st.sampled_from(PARTITIONS.names()), n=st.integers(1, 40), classes=st.integers(1, 6),
-       alpha=st.sampled_from([0.01, 0.5, 100.0]), seed=st.integers(0, 999), extra=st.integers(0, 60))
+@given(
+    scheme=st.sampled_from(PARTITIONS.names()),
+    n=st.integers(1, 40),
+    classes=st.integers(1, 6),
+    alpha=st.sampled_from([0.01, 0.5, 100.0]),
+    seed=st.integers(0, 999),
+    extra=st.integers(0, 60),
+)
 def test_every_sample_has_one_owner_and_every_client_a_sample(
-        scheme: str, n: int, classes: int, alpha: float, seed: int, extra: int) -> None:
+    scheme: str, n: int, classes: int, alpha: float, seed: int, extra: int
+) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=n + extra)
     parts = partition(labels, scheme, n, alpha, np.random.default_rng(seed))
@@ -54,8 +63,16 @@ def test_small_alpha_means_few_classes_per_client() -> None:
 
     def classes(alpha: float) -> float:
         parts = partition(labels, "dirichlet", 20, alpha, np.random.default_rng(0))
-        counts = np.array([np.sort(np.bincount(labels[parts.samples(c)], minlength=10))[::-1] for c in range(20)])
-        return float(np.mean((np.cumsum(counts, axis=1) < 0.9 * counts.sum(axis=1, keepdims=True)).sum(axis=1) + 1))
+        counts = np.array(
+            [np.sort(np.bincount(labels[parts.samples(c)], minlength=10))[::-1] for c in range(20)]
+        )
+        return float(
+            np.mean(
+                (np.cumsum(counts, axis=1) < 0.9 * counts.sum(axis=1, keepdims=True)).sum(axis=1)
+                + 1
+            )
+        )
+
     assert classes(0.01) < 2.5 < 5 < classes(1.0) < classes(1000.0)
     assert classes(1000.0) > 8.5
 
@@ -67,7 +84,9 @@ def test_dirichlet_shares_follow_their_law() -> None:
     sample variance over 4,000 shares has a relative error of a few per cent."""
     labels = np.repeat(np.arange(400), 1000)
     parts = partition(labels, "dirichlet", 10, 0.5, np.random.default_rng(1))
-    shares = np.array([np.bincount(labels[parts.samples(c)], minlength=400) for c in range(10)]) / 1000
+    shares = (
+        np.array([np.bincount(labels[parts.samples(c)], minlength=400) for c in range(10)]) / 1000
+    )
     assert shares.mean() == pytest.approx(0.1)
     assert shares.var() == pytest.approx(0.015, rel=0.15)
 
@@ -78,7 +97,9 @@ def test_more_clients_than_samples_is_refused() -> None:
 
 
 def map_file(path: Path, rows: list[tuple[str, int]]) -> str:
-    path.write_text("client_id,sample_path,label_name,label_id\n" + "".join(f"{c},x,y,{y}\n" for c, y in rows))
+    path.write_text(
+        "client_id,sample_path,label_name,label_id\n" + "".join(f"{c},x,y,{y}\n" for c, y in rows)
+    )
     return str(path)
 
 
@@ -86,20 +107,32 @@ def test_fedscales_map_file(tmp_path: Path) -> None:
     labels = np.array([3, 1, 3, 2, 0])
     path = map_file(tmp_path / "map.csv", [("b", 3), ("a", 1), ("b", 3), ("c", 2)])
     parts = from_map_file(path, labels, None)
-    assert [parts.samples(c).tolist() for c in range(3)] == [[0, 2], [1], [3]]  # numbered as they appear
+    assert [parts.samples(c).tolist() for c in range(3)] == [
+        [0, 2],
+        [1],
+        [3],
+    ]  # numbered as they appear
     assert [from_map_file(path, labels, 2).samples(c).tolist() for c in range(2)] == [[0, 2], [1]]
 
 
-@pytest.mark.parametrize(("rows", "n", "message"), [
-    ([("a", 3), ("a", 2)], None, "row 3 says label 2, the data set says 1"), ([], None, "expected 1 to 2 rows"),
-    ([("a", 3)] * 3, None, "expected 1 to 2 rows, one per training sample, got 3"),
-    ([("a", 3)], 2, "num_clients: expected at most 1")])
-def test_map_files_that_do_not_fit(tmp_path: Path, rows: list[tuple[str, int]], n: int | None, message: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "n", "message"),
+    [
+        ([("a", 3), ("a", 2)], None, "row 3 says label 2, the data set says 1"),
+        ([], None, "expected 1 to 2 rows"),
+        ([("a", 3)] * 3, None, "expected 1 to 2 rows, one per training sample, got 3"),
+        ([("a", 3)], 2, "num_clients: expected at most 1"),
+    ],
+)
+def test_map_files_that_do_not_fit(
+    tmp_path: Path, rows: list[tuple[str, int]], n: int | None, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         from_map_file(map_file(tmp_path / "map.csv", rows), np.array([3, 1]), n)
 
 
 # ---- data sets
+
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_prepared_inputs_have_the_shape_the_server_expects(job: MakeJob, name: str) -> None:
@@ -112,9 +145,13 @@ def test_prepared_inputs_have_the_shape_the_server_expects(job: MakeJob, name: s
 
 
 def test_unknown_names_list_the_known_ones(job: MakeJob) -> None:
-    with pytest.raises(UserError, match="data_set: expected one of Mnist, .*digits, .*, got 'mnist'"):
+    with pytest.raises(
+        UserError, match="data_set: expected one of Mnist, .*digits, .*, got 'mnist'"
+    ):
         FederatedData(job(data_set="mnist").config, CPU)
-    with pytest.raises(UserError, match="partition: expected one of dirichlet, .*natural.*, got 'dir'"):
+    with pytest.raises(
+        UserError, match="partition: expected one of dirichlet, .*natural.*, got 'dir'"
+    ):
         FederatedData(job(partition="dir").config, CPU)
 
 
@@ -150,7 +187,9 @@ def test_idx_files(tmp_path: Path) -> None:
 
 def test_mnist_without_data_says_what_to_set(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSUV_DATA", raising=False)
-    with pytest.raises(UserError, match="set data_dir to its folder, or the environment variable FEDSUV_DATA"):
+    with pytest.raises(
+        UserError, match="set data_dir to its folder, or the environment variable FEDSUV_DATA"
+    ):
         FederatedData(job(data_set="Mnist").config, CPU)
 
 
@@ -159,13 +198,18 @@ def test_real_mnist(job: MakeJob, data_root: Path) -> None:
     assert sum(data.getSize()["size"]) == 60_000
     assert len(data.test) == 10_000
     pixels = torch.cat([data.training(c).x for c in range(1, 101)])
-    assert float(pixels.mean()) == pytest.approx(0, abs=2e-3)  # normalised by the published mean and deviation
+    assert float(pixels.mean()) == pytest.approx(
+        0, abs=2e-3
+    )  # normalised by the published mean and deviation
     assert float(pixels.std()) == pytest.approx(1, abs=2e-3)
 
 
 def test_real_mnist_by_its_writers(job: MakeJob, data_root: Path) -> None:
-    config = job(data_set="Mnist", num_clients=None,
-                 data_map_file=str(data_root / "mnist" / "client_data_mapping" / "train.csv")).config
+    config = job(
+        data_set="Mnist",
+        num_clients=None,
+        data_map_file=str(data_root / "mnist" / "client_data_mapping" / "train.csv"),
+    ).config
     sizes = FederatedData(config, CPU).getSize()["size"]
     assert len(sizes) == 539  # people
     assert (sizes.min(), sizes.max(), sizes.sum()) == (19, 131, 60_000)
@@ -173,10 +217,14 @@ def test_real_mnist_by_its_writers(job: MakeJob, data_root: Path) -> None:
 
 # ---- models
 
+
 def test_the_initial_model_depends_on_the_seed_alone(job: MakeJob) -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.rand(3)  # whatever was drawn before
-        return torch.nn.utils.parameters_to_vector(initial_model(job(seed=seed).config).parameters())
+        return torch.nn.utils.parameters_to_vector(
+            initial_model(job(seed=seed).config).parameters()
+        )
+
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
 
@@ -206,4 +254,5 @@ def test_losses_by_hand() -> None:
     # hinge: the sum of max(0, 1 - (2 - score)) over the two wrong classes = 0 + 0.5
     assert sample_losses("svm", scores, targets).item() == pytest.approx(0.5)
     assert sample_losses("lr", scores, targets).item() == pytest.approx(
-        -2 + np.log(np.exp(2) + np.exp(0) + np.exp(1.5)))
+        -2 + np.log(np.exp(2) + np.exp(0) + np.exp(1.5))
+    )

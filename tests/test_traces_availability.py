@@ -1,4 +1,5 @@
 """Who is online when: the two look-ups against a reference that reads like the definition."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,8 +15,12 @@ Client = tuple[list[tuple[float, float]], float]  # intervals and period
 
 def make(clients: list[Client]) -> Availability:
     intervals = [pair for pairs, _ in clients for pair in pairs]
-    return Availability(np.array([a for a, _ in intervals], float), np.array([b for _, b in intervals], float),
-                        np.cumsum([0] + [len(pairs) for pairs, _ in clients]), np.array([p for _, p in clients], float))
+    return Availability(
+        np.array([a for a, _ in intervals], float),
+        np.array([b for _, b in intervals], float),
+        np.cumsum([0] + [len(pairs) for pairs, _ in clients]),
+        np.array([p for _, p in clients], float),
+    )
 
 
 def by_the_book(client: Client, time: float) -> bool:
@@ -34,9 +39,17 @@ def client(draw: st.DrawFn) -> Client:
 
 def interesting_times(clients: list[Client]) -> list[float]:
     """Ends, just outside them, and the same in the next periods."""
-    edges = [t + nudge for pairs, _ in clients for pair in pairs for t in pair for nudge in (-0.125, 0.0, 0.125)]
+    edges = [
+        t + nudge
+        for pairs, _ in clients
+        for pair in pairs
+        for t in pair
+        for nudge in (-0.125, 0.0, 0.125)
+    ]
     periods = [p for _, p in clients]
-    return [t + k * p for t in [*edges, 0.0] for k in (0, 1, 7) for p in periods if t + k * p >= 0][:60]
+    return [t + k * p for t in [*edges, 0.0] for k in (0, 1, 7) for p in periods if t + k * p >= 0][
+        :60
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -46,11 +59,15 @@ def test_online_is_the_definition(clients: list[Client], data: st.DataObject) ->
     times = interesting_times(clients) + data.draw(st.lists(st.floats(0, 20_000), max_size=5))
     for time in times:
         expected = [by_the_book(c, time) for c in clients]
-        assert trace.online(time).tolist() == expected                            # everybody: by shelf
-        assert trace.online(np.full(n, time)).tolist() == expected                # one time each: by search
+        assert trace.online(time).tolist() == expected  # everybody: by shelf
+        assert trace.online(np.full(n, time)).tolist() == expected  # one time each: by search
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=8)), np.int64)
-    own = np.array(data.draw(st.lists(st.sampled_from(times), min_size=len(rows), max_size=len(rows))), float)
-    assert trace.online(own, rows).tolist() == [by_the_book(clients[r], t) for r, t in zip(rows, own, strict=True)]
+    own = np.array(
+        data.draw(st.lists(st.sampled_from(times), min_size=len(rows), max_size=len(rows))), float
+    )
+    assert trace.online(own, rows).tolist() == [
+        by_the_book(clients[r], t) for r, t in zip(rows, own, strict=True)
+    ]
     picked = trace.take(rows)
     assert picked.online(times[0]).tolist() == [by_the_book(clients[r], times[0]) for r in rows]
 
@@ -95,7 +112,10 @@ def test_many_distinct_periods_are_searched(monkeypatch: pytest.MonkeyPatch) -> 
 def test_times_past_what_a_shelf_can_index() -> None:
     # A shelf sorts by whole seconds in 31 bits; later starts share the last one and are told apart exactly.
     late = 2.0**31
-    clients = [([(late, late + 5), (late + 10, late + 20)], 2.0**33), ([(late + 8, late + 9)], 2.0**33)]
+    clients = [
+        ([(late, late + 5), (late + 10, late + 20)], 2.0**33),
+        ([(late + 8, late + 9)], 2.0**33),
+    ]
     trace = make(clients)
     for time in (late - 1, late, late + 5, late + 6, late + 8.5, late + 10, late + 20, late + 21):
         assert trace.online(time).tolist() == [by_the_book(c, time) for c in clients]
@@ -104,8 +124,14 @@ def test_times_past_what_a_shelf_can_index() -> None:
 def test_both_look_ups_agree_on_a_large_trace() -> None:
     rng = np.random.default_rng(3)
     lengths = rng.integers(0, 30, 2000)
-    marks = np.concatenate([np.sort(rng.choice(600_000, 2 * k, replace=False)) for k in lengths]).astype(float)
-    trace = Availability(marks[::2], marks[1::2], np.concatenate([[0], np.cumsum(lengths)]),
-                         rng.choice([86_400.0, 518_400.0, 604_800.0], 2000))
+    marks = np.concatenate(
+        [np.sort(rng.choice(600_000, 2 * k, replace=False)) for k in lengths]
+    ).astype(float)
+    trace = Availability(
+        marks[::2],
+        marks[1::2],
+        np.concatenate([[0], np.cumsum(lengths)]),
+        rng.choice([86_400.0, 518_400.0, 604_800.0], 2000),
+    )
     for time in (0.0, 777.0, 90_000.5, 2_000_000.0):
         np.testing.assert_array_equal(trace.online(time), trace.online(np.full(2000, time)))

@@ -1,4 +1,5 @@
 """The made-up population: reproducible, consistent with itself, and close to the real samples."""
+
 from __future__ import annotations
 
 import os
@@ -17,9 +18,17 @@ from fedsuv_plugin.traces.catalogues import DEFAULT_FOLDER, load_catalogues
 from fedsuv_plugin.traces.clock import Work, durations, energy
 from fedsuv_plugin.traces.files import read
 from fedsuv_plugin.traces.population import Population
-from fedsuv_plugin.traces.summary import habits, online_by_hour, real_latencies, real_speeds, real_tests
+from fedsuv_plugin.traces.summary import (
+    habits,
+    online_by_hour,
+    real_latencies,
+    real_speeds,
+    real_tests,
+)
 
-needs_data = pytest.mark.skipif("FEDSUV_DATA" not in os.environ, reason="set FEDSUV_DATA to the folder of real data")
+needs_data = pytest.mark.skipif(
+    "FEDSUV_DATA" not in os.environ, reason="set FEDSUV_DATA to the folder of real data"
+)
 QUANTILES = (25, 50, 75, 95)
 
 
@@ -47,7 +56,9 @@ def test_the_shipped_population_is_what_the_command_builds() -> None:
     np.testing.assert_array_equal(shipped.model, again.model)
     assert shipped.model_names == again.model_names
     for name in ("starts", "ends", "offsets", "periods"):
-        np.testing.assert_array_equal(getattr(availability_of(shipped), name), getattr(availability_of(again), name))
+        np.testing.assert_array_equal(
+            getattr(availability_of(shipped), name), getattr(availability_of(again), name)
+        )
     assert (DEFAULT_FOLDER / "population_3500.npz").stat().st_size < 2e6
 
 
@@ -84,10 +95,16 @@ def test_every_client_is_complete_and_possible(population: Population) -> None:
 def test_sessions_are_disjoint_whole_seconds_within_the_week(population: Population) -> None:
     trace = availability_of(population)
     assert (trace.lengths >= 1).all()  # FedScale fails on a user without a session
-    assert (trace.ends > trace.starts).all() and trace.starts.min() >= 0 and trace.ends.max() <= 7 * 86_400
+    assert (
+        (trace.ends > trace.starts).all()
+        and trace.starts.min() >= 0
+        and trace.ends.max() <= 7 * 86_400
+    )
     same = np.diff(np.repeat(np.arange(len(trace)), trace.lengths)) == 0
     assert ((trace.starts[1:] - trace.ends[:-1])[same] >= 2).all()
-    assert (trace.starts == np.floor(trace.starts)).all() and (trace.ends == np.floor(trace.ends)).all()
+    assert (trace.starts == np.floor(trace.starts)).all() and (
+        trace.ends == np.floor(trace.ends)
+    ).all()
 
 
 def test_specifications_predict_speed_but_not_perfectly(population: Population) -> None:
@@ -110,7 +127,9 @@ def test_faster_phones_draw_more_and_still_spend_less(population: Population) ->
     computing, communicating = durations(population, work, rows)
     assert spearmanr(population.compute_w, population.ms_per_sample).statistic < -0.6
     spent = energy(population, rows, computing, communicating)
-    assert spearmanr(spent, population.ms_per_sample).statistic > 0.6  # they are done so much sooner
+    assert (
+        spearmanr(spent, population.ms_per_sample).statistic > 0.6
+    )  # they are done so much sooner
 
 
 def test_specifications_predict_who_meets_a_deadline(population: Population) -> None:
@@ -124,6 +143,7 @@ def test_specifications_predict_who_meets_a_deadline(population: Population) -> 
 
 
 # ---- calibration
+
 
 @needs_data
 def test_latency_is_that_of_real_phones(population: Population) -> None:
@@ -139,8 +159,12 @@ def test_habits_are_those_of_real_users(population: Population) -> None:
     per_day, lengths, share = habits(users.availability)
     ours = habits(availability_of(population))
     # 704 users: a quantile of theirs is itself uncertain by 5 to 10 %
-    for (_, real), (_, made), tolerance in zip((per_day, lengths, share), ours, (0.20, 0.15, 0.30), strict=True):
-        np.testing.assert_allclose(np.percentile(made, QUANTILES), np.percentile(real, QUANTILES), rtol=tolerance)
+    for (_, real), (_, made), tolerance in zip(
+        (per_day, lengths, share), ours, (0.20, 0.15, 0.30), strict=True
+    ):
+        np.testing.assert_allclose(
+            np.percentile(made, QUANTILES), np.percentile(real, QUANTILES), rtol=tolerance
+        )
     by_hour = online_by_hour(availability_of(population)) - online_by_hour(users.availability)
     assert np.abs(by_hour).max() < 0.015  # of 0.077 to 0.114
     real_hours = online_by_hour(users.availability)
@@ -152,10 +176,16 @@ def test_bandwidth_lies_between_the_real_samples(population: Population) -> None
     # The two samples disagree tenfold: 19 FLASH devices, and MobiPerf tests picked for speed. Half of the clients are
     # like the former, the upper tail reaches towards the latter.
     flash, tests = real_speeds(real_folder(), "down_u"), real_tests(real_folder())
-    np.testing.assert_allclose(np.percentile(population.kbps_down, (25, 50, 75)), np.percentile(flash, (25, 50, 75)),
-                               rtol=0.30)
-    np.testing.assert_allclose(np.percentile(population.kbps_up, (25, 50, 75)),
-                               np.percentile(real_speeds(real_folder(), "up_u"), (25, 50, 75)), rtol=0.30)
+    np.testing.assert_allclose(
+        np.percentile(population.kbps_down, (25, 50, 75)),
+        np.percentile(flash, (25, 50, 75)),
+        rtol=0.30,
+    )
+    np.testing.assert_allclose(
+        np.percentile(population.kbps_up, (25, 50, 75)),
+        np.percentile(real_speeds(real_folder(), "up_u"), (25, 50, 75)),
+        rtol=0.30,
+    )
     assert np.percentile(flash, 95) < np.percentile(population.kbps_down, 95) < np.median(tests)
 
 
@@ -163,13 +193,18 @@ def test_online_by_hour_by_hand() -> None:
     # One client, one day: online 0:30 to 2:15, and at 23:00 to 24:00: half of hour 0, all of 1, a quarter of 2, all
     # of 23. A second client with two days is online in hour 1 of the second: half of its hours 1.
     hour = 3600.0
-    trace = Availability(np.array([0.5, 23.0, 25.0]) * hour, np.array([2.25, 24.0, 26.0]) * hour, np.array([0, 2, 3]),
-                         np.array([24.0, 48.0]) * hour)
+    trace = Availability(
+        np.array([0.5, 23.0, 25.0]) * hour,
+        np.array([2.25, 24.0, 26.0]) * hour,
+        np.array([0, 2, 3]),
+        np.array([24.0, 48.0]) * hour,
+    )
     shares = online_by_hour(trace)
     assert shares[[0, 1, 2, 3, 23]] == pytest.approx([0.25, 0.75, 0.125, 0.0, 0.5])
 
 
 # ---- catalogues
+
 
 def test_gflops_by_hand() -> None:
     # Snapdragon 855: (1 x 2.84 + 3 x 2.42) GHz x 16 + 4 x 1.78 GHz x 8 = 161.6 + 56.96 GFLOPS, eight cores.
@@ -178,17 +213,42 @@ def test_gflops_by_hand() -> None:
     assert phones.cpu_gflops[row] == pytest.approx(218.56) and phones.cores[row] == 8
 
 
-@pytest.mark.parametrize(("file", "old", "new", "message"), [
-    ("phones.csv", "4xA78@2.85", "4xZ80@2.85", "phones.csv: line 6: cpu: expected clusters like 4xA76@2.84"),
-    ("phones.csv", ",61,4.8,", ",soon,4.8,", "phones.csv: line 6: ms_per_sample: expected a number >= 1e-09, got 'so"),
-    ("phones.csv", "soc,phone", "soc,telephone", "phones.csv: expected rows under soc,phone"),
-    ("networks.csv", "5,1000,", "5,-1000,", "networks.csv: line 5: kbps_down: expected a number >= 1e-09, got '-10"),
-    ("hours.csv", "23,1.46\n", "", "hours.csv: expected 24 rows"),
-    ("zones.csv", "-13", "nan", "zones.csv: line 5: hours: expected a number, got 'nan'"),
-    ("sessions.csv", "blip,27", "blip,many", "sessions.csv: line 2: weight: expected a number >= 0, got 'many'"),
-    ("parameters.csv", "days,7", "weeks,1", "parameters.csv: expected the names days"),
-])
-def test_bad_catalogues_are_refused(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (
+            "phones.csv",
+            "4xA78@2.85",
+            "4xZ80@2.85",
+            "phones.csv: line 6: cpu: expected clusters like 4xA76@2.84",
+        ),
+        (
+            "phones.csv",
+            ",61,4.8,",
+            ",soon,4.8,",
+            "phones.csv: line 6: ms_per_sample: expected a number >= 1e-09, got 'so",
+        ),
+        ("phones.csv", "soc,phone", "soc,telephone", "phones.csv: expected rows under soc,phone"),
+        (
+            "networks.csv",
+            "5,1000,",
+            "5,-1000,",
+            "networks.csv: line 5: kbps_down: expected a number >= 1e-09, got '-10",
+        ),
+        ("hours.csv", "23,1.46\n", "", "hours.csv: expected 24 rows"),
+        ("zones.csv", "-13", "nan", "zones.csv: line 5: hours: expected a number, got 'nan'"),
+        (
+            "sessions.csv",
+            "blip,27",
+            "blip,many",
+            "sessions.csv: line 2: weight: expected a number >= 0, got 'many'",
+        ),
+        ("parameters.csv", "days,7", "weeks,1", "parameters.csv: expected the names days"),
+    ],
+)
+def test_bad_catalogues_are_refused(
+    tmp_path: Path, file: str, old: str, new: str, message: str
+) -> None:
     for source in DEFAULT_FOLDER.glob("*.csv"):
         shutil.copy(source, tmp_path)
     text = (tmp_path / file).read_text()

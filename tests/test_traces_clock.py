@@ -1,4 +1,5 @@
 """Virtual time by hand: durations, energy, fluctuation, who is valid, how long a round lasts, which deadline."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,8 +10,14 @@ from fedsuv_plugin.traces.clock import IDLE_SECONDS, Work, durations, energy, fl
 from fedsuv_plugin.traces.deadlines import SAMPLES, Participations, participations
 from fedsuv_plugin.traces.population import Population
 
-TWO = Population(np.array([100.0, 50.0]), np.array([1000.0, 500.0]), np.array([2000.0, 4000.0]), None,
-                 compute_w=np.array([2.0, 4.0]), radio_w=np.array([1.0, 0.5]))
+TWO = Population(
+    np.array([100.0, 50.0]),
+    np.array([1000.0, 500.0]),
+    np.array([2000.0, 4000.0]),
+    None,
+    compute_w=np.array([2.0, 4.0]),
+    radio_w=np.array([1.0, 0.5]),
+)
 WORK = Work(batch_size=10, local_steps=5, upload_kbit=4000.0, download_kbit=4000.0)
 BOTH = np.array([0, 1])
 
@@ -46,9 +53,15 @@ def test_energy_without_power_is_zero() -> None:
 def test_fluctuation_depends_on_seed_client_and_round_alone() -> None:
     ids = np.arange(1, 101)
     factors = fluctuation(5, 0.1, ids, 3)
-    np.testing.assert_array_equal(fluctuation(5, 0.1, ids[::-1], 3), factors[::-1])  # not on the company
+    np.testing.assert_array_equal(
+        fluctuation(5, 0.1, ids[::-1], 3), factors[::-1]
+    )  # not on the company
     np.testing.assert_array_equal(fluctuation(5, 0.1, ids[40:41], 3), factors[40:41])
-    for other in (fluctuation(6, 0.1, ids, 3), fluctuation(5, 0.1, ids, 4), fluctuation(5, 0.1, ids + 100, 3)):
+    for other in (
+        fluctuation(6, 0.1, ids, 3),
+        fluctuation(5, 0.1, ids, 4),
+        fluctuation(5, 0.1, ids + 100, 3),
+    ):
         assert not np.isclose(other, factors).any()
     assert fluctuation(5, 0.0, ids, 3).tolist() == [1.0] * 100
 
@@ -101,7 +114,9 @@ def test_overcommitment_takes_the_k_fastest() -> None:
 def test_overcommitment_with_fewer_than_k_and_with_nobody() -> None:
     assert settle(TIMES, HERE, 9, deadline=None).seconds == 40.0
     done = settle(TIMES, ~HERE, 2, deadline=None)
-    assert not done.valid.any() and done.seconds == 40.0  # the server waited for the slowest in vain
+    assert (
+        not done.valid.any() and done.seconds == 40.0
+    )  # the server waited for the slowest in vain
 
 
 def test_nobody_online_to_be_asked() -> None:
@@ -112,9 +127,23 @@ def test_nobody_online_to_be_asked() -> None:
 
 def test_deadline_curve_by_hand() -> None:
     # Five asked, one of whom (20 s) goes offline before it is done: at most 4/5 can be valid.
-    asked = Participations(np.array([10.0, 20.0, 30.0, 40.0, 50.0]), np.array([True, False, True, True, True]))
-    assert asked.share_valid(np.array([9.0, 10.0, 29.0, 30.0, 100.0])).tolist() == [0.0, 0.2, 0.2, 0.4, 0.8]
-    assert asked.deadline_for(np.array([0.2, 0.4, 0.41, 0.8, 0.9])).tolist() == [10.0, 30.0, 40.0, 50.0, np.inf]
+    asked = Participations(
+        np.array([10.0, 20.0, 30.0, 40.0, 50.0]), np.array([True, False, True, True, True])
+    )
+    assert asked.share_valid(np.array([9.0, 10.0, 29.0, 30.0, 100.0])).tolist() == [
+        0.0,
+        0.2,
+        0.2,
+        0.4,
+        0.8,
+    ]
+    assert asked.deadline_for(np.array([0.2, 0.4, 0.41, 0.8, 0.9])).tolist() == [
+        10.0,
+        30.0,
+        40.0,
+        50.0,
+        np.inf,
+    ]
     nobody = Participations(np.zeros(0), np.zeros(0, bool))
     assert nobody.share_valid(np.array([1.0])).tolist() == [0.0]
 
@@ -134,8 +163,12 @@ def test_deadline_curve_of_always_online_clients() -> None:
 def test_deadline_curve_counts_those_who_leave() -> None:
     # Client 1 takes 21 s and is online 0..42 of 1000 s: asked in the first half of it, it stays. Client 2 takes 16.5 s
     # and is online 0..33 of 500 s, twice the share of time: 66/(66 + 42) of those asked are client 2. Half of all stay.
-    trace = Availability(np.array([0.0, 0.0]), np.array([42.0, 33.0]), np.array([0, 1, 2]), np.array([1000.0, 500.0]))
-    asked = participations(Population(TWO.ms_per_sample, TWO.kbps_up, TWO.kbps_down, trace), WORK, 0.0, seed=2)
+    trace = Availability(
+        np.array([0.0, 0.0]), np.array([42.0, 33.0]), np.array([0, 1, 2]), np.array([1000.0, 500.0])
+    )
+    asked = participations(
+        Population(TWO.ms_per_sample, TWO.kbps_up, TWO.kbps_down, trace), WORK, 0.0, seed=2
+    )
     margin = 5 * np.sqrt(0.25 / SAMPLES)
     assert abs(np.mean(asked.seconds < 17) - 66 / 108) < margin
     assert abs(asked.share_valid(np.array([17.0]))[0] - 33 / 108) < margin
@@ -144,5 +177,7 @@ def test_deadline_curve_counts_those_who_leave() -> None:
 
 def test_deadline_curve_of_nobody() -> None:
     trace = Availability(np.zeros(0), np.zeros(0), np.array([0, 0, 0]), np.array([10.0, 10.0]))
-    asked = participations(Population(TWO.ms_per_sample, TWO.kbps_up, TWO.kbps_down, trace), WORK, 0.1, seed=2)
+    asked = participations(
+        Population(TWO.ms_per_sample, TWO.kbps_up, TWO.kbps_down, trace), WORK, 0.1, seed=2
+    )
     assert asked.share_valid(np.array([1e9])).tolist() == [0.0]

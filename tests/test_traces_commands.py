@@ -1,4 +1,5 @@
 """`fedsuv traces` as a user types it."""
+
 from __future__ import annotations
 
 import argparse
@@ -30,12 +31,14 @@ job_conf:
 @pytest.fixture
 def traces(capsys: pytest.CaptureFixture[str]) -> Traces:
     """Run `fedsuv traces ...` and return what it prints."""
+
     def run(*words: object) -> str:
         parser = argparse.ArgumentParser()
         register(parser.add_subparsers())
         args = parser.parse_args(["traces", *map(str, words)])
         args.run(args)
         return capsys.readouterr().out
+
     return run
 
 
@@ -54,8 +57,18 @@ def size_of_png(path: Path) -> tuple[int, int]:
 
 def test_build_export_import_is_a_circle(tmp_path: Path, traces: Traces) -> None:
     assert "50 clients" in traces("build", "--clients", 50, "--seed", 4, "-o", tmp_path / "a.npz")
-    traces("export", tmp_path / "a.npz", "--capacity", tmp_path / "c", "--availability", tmp_path / "b")
-    said = traces("import", "--capacity", tmp_path / "c", "--availability", tmp_path / "b", "-o", tmp_path / "z.npz")
+    traces(
+        "export", tmp_path / "a.npz", "--capacity", tmp_path / "c", "--availability", tmp_path / "b"
+    )
+    said = traces(
+        "import",
+        "--capacity",
+        tmp_path / "c",
+        "--availability",
+        tmp_path / "b",
+        "-o",
+        tmp_path / "z.npz",
+    )
     assert "50 devices and availability of 50 users" in said
     first, second = (read(tmp_path / name).population() for name in ("a.npz", "z.npz"))
     for name, values in first.columns.items():
@@ -70,8 +83,16 @@ def test_show_prints_quantiles(traces: Traces) -> None:
     assert "3,500 devices and availability of 3,500 users" in text
     line = next(line for line in text.splitlines() if line.startswith("inference latency"))
     expected = np.percentile(read(SHIPPED).population().ms_per_sample, (5, 25, 50, 75, 95))
-    assert [float(cell) for cell in line.split()[-5:]] == pytest.approx(expected, rel=0.01)  # three figures
-    for row in ("throughput to the device", "CPU cores", "power while computing", "session length", "share online by"):
+    assert [float(cell) for cell in line.split()[-5:]] == pytest.approx(
+        expected, rel=0.01
+    )  # three figures
+    for row in (
+        "throughput to the device",
+        "CPU cores",
+        "power while computing",
+        "session length",
+        "share online by",
+    ):
         assert row in text
 
 
@@ -108,36 +129,65 @@ def test_show_takes_the_clients_of_the_job(traces: Traces, job: Path) -> None:
     # are done. Without fluctuation the share valid is the share of such clients, here among the first ten.
     first = read(SHIPPED).population().ms_per_sample[:10]
     assert not ((first > 200) & (first < 210)).any() and 0 < np.sum(first < 205) < 10
-    text = traces("show", SHIPPED, "--job", job, "--set", "num_clients=10", "--set", "duration_jitter=0",
-                  "--set", "round_deadline=100")
+    text = traces(
+        "show",
+        SHIPPED,
+        "--job",
+        job,
+        "--set",
+        "num_clients=10",
+        "--set",
+        "duration_jitter=0",
+        "--set",
+        "round_deadline=100",
+    )
     assert ": 10 clients, 10 steps of 16 samples" in text
     said = next(line for line in text.splitlines() if line.startswith("round_deadline 100"))
     share = float(said.split("%")[0].split()[-1]) / 100
-    assert share == pytest.approx(np.mean(first < 205), abs=0.006)  # five standard errors of 200,000 draws
+    assert share == pytest.approx(
+        np.mean(first < 205), abs=0.006
+    )  # five standard errors of 200,000 draws
 
 
 def test_show_counts_those_who_leave(traces: Traces, job: Path) -> None:
     words = ("show", SHIPPED, "--job", job, "--set", "round_deadline=1e6")
     stay, leave = traces(*words), traces(*words, "--set", f"device_avail_file={SHIPPED}")
     assert "round_deadline 1e+06: 100.0% of those asked are valid" in stay
-    share = float(next(s for s in leave.splitlines() if s.startswith("round_deadline 1e+06")).split("%")[0].split()[-1])
-    assert 90 < share < 100  # sessions end; a long one holds most of the time at which a client can be asked
+    share = float(
+        next(s for s in leave.splitlines() if s.startswith("round_deadline 1e+06"))
+        .split("%")[0]
+        .split()[-1]
+    )
+    assert (
+        90 < share < 100
+    )  # sessions end; a long one holds most of the time at which a client can be asked
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (("build", "--clients", 0, "-o", "x"), "--clients: expected a number >= 1, got 0"),
-    (("build", "--clients", 5, "--seed", -1, "-o", "x"), "--seed: expected a number >= 0, got -1"),
-    (("build", "--clients", 5, "-o", "no/folder/x.npz"), "no/folder/x.npz: cannot be written"),
-    (("build", "--clients", 5, "-o", "x", "--catalogues", "nowhere"), "nowhere: no catalogues"),
-    (("import", "-o", "x"), "expected --capacity FILE, --availability FILE or both"),
-    (("import", "--capacity", "nowhere", "-o", "x"), "no such file: nowhere"),
-    (("export", SHIPPED), "expected --capacity FILE, --availability FILE or both"),
-    (("show", "nowhere"), "no such file: nowhere"),
-    (("show", SHIPPED, "--job", "nowhere.yml"), "nowhere.yml"),
-    (("show", SHIPPED, "--compare", "nowhere"), "no such file: nowhere"),
-])
-def test_what_a_user_gets_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: Traces,
-                                words: tuple[object, ...], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("build", "--clients", 0, "-o", "x"), "--clients: expected a number >= 1, got 0"),
+        (
+            ("build", "--clients", 5, "--seed", -1, "-o", "x"),
+            "--seed: expected a number >= 0, got -1",
+        ),
+        (("build", "--clients", 5, "-o", "no/folder/x.npz"), "no/folder/x.npz: cannot be written"),
+        (("build", "--clients", 5, "-o", "x", "--catalogues", "nowhere"), "nowhere: no catalogues"),
+        (("import", "-o", "x"), "expected --capacity FILE, --availability FILE or both"),
+        (("import", "--capacity", "nowhere", "-o", "x"), "no such file: nowhere"),
+        (("export", SHIPPED), "expected --capacity FILE, --availability FILE or both"),
+        (("show", "nowhere"), "no such file: nowhere"),
+        (("show", SHIPPED, "--job", "nowhere.yml"), "nowhere.yml"),
+        (("show", SHIPPED, "--compare", "nowhere"), "no such file: nowhere"),
+    ],
+)
+def test_what_a_user_gets_wrong(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    traces: Traces,
+    words: tuple[object, ...],
+    message: str,
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         traces(*words)

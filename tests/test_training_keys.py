@@ -1,4 +1,5 @@
 """Job keys of training and availability: local_epochs, momentum, weight decay, decay_factor, available_clients."""
+
 from __future__ import annotations
 
 from argparse import Namespace
@@ -32,9 +33,13 @@ ROOT = Path(__file__).parents[1]
 DEVICES = str(ROOT / "device_traces" / "population_3500.npz")
 
 
-def trained(job: Job, data: Samples, client: int = 1, round_number: int = 1) -> tuple[torch.nn.Module, dict[str, Any]]:
+def trained(
+    job: Job, data: Samples, client: int = 1, round_number: int = 1
+) -> tuple[torch.nn.Module, dict[str, Any]]:
     args, model = fedscale_args(job, Place()), initial_model(job.config)
-    return model, PluginClient(args).train(data, model, Namespace(**vars(args), client_id=client, round=round_number))
+    return model, PluginClient(args).train(
+        data, model, Namespace(**vars(args), client_id=client, round=round_number)
+    )
 
 
 def samples_of(n: int) -> Samples:
@@ -44,19 +49,27 @@ def samples_of(n: int) -> Samples:
 
 # ---- local_epochs
 
+
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(n=st.integers(1, 60), batch=st.integers(1, 20), epochs=st.integers(1, 4), steps=st.integers(1, 9))
+@given(
+    n=st.integers(1, 60),
+    batch=st.integers(1, 20),
+    epochs=st.integers(1, 4),
+    steps=st.integers(1, 9),
+)
 def test_the_plan(n: int, batch: int, epochs: int, steps: int) -> None:
     from fedsuv_plugin.engine.client import _batches
 
     data = Samples(torch.arange(n), torch.arange(n))
-    for conf in (Namespace(batch_size=batch, local_epochs=epochs, local_steps=steps),
-                 Namespace(batch_size=batch, local_epochs=None, local_steps=steps)):
+    for conf in (
+        Namespace(batch_size=batch, local_epochs=epochs, local_steps=steps),
+        Namespace(batch_size=batch, local_epochs=None, local_steps=steps),
+    ):
         plan = Plan.of(conf, n)
         batches = [x.tolist() for x, _ in _batches(data, plan, torch.randperm(n))]
         assert len(batches) == plan.steps
         for start in range(0, plan.steps, plan.steps_per_epoch):
-            epoch = sum(batches[start:start + plan.steps_per_epoch], [])
+            epoch = sum(batches[start : start + plan.steps_per_epoch], [])
             assert len(set(epoch)) == len(epoch)
             if conf.local_epochs is not None:
                 assert sorted(epoch) == list(range(n))
@@ -67,10 +80,19 @@ def test_the_plan(n: int, batch: int, epochs: int, steps: int) -> None:
             assert sum(map(len, batches)) == epochs * n
 
 
-@pytest.mark.parametrize(("n", "keys"), [
-    (19, {}), (19, {"momentum": 0.0, "weight_decay": 0.0}), (5, {}), (16, {"weight_decay": 0.1}),
-    (19, {"gradient_policy": "fed-prox", "proxy_mu": 0.3})])
-def test_local_epochs_are_a_plain_loop_of_sgd(job: MakeJob, n: int, keys: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("n", "keys"),
+    [
+        (19, {}),
+        (19, {"momentum": 0.0, "weight_decay": 0.0}),
+        (5, {}),
+        (16, {"weight_decay": 0.1}),
+        (19, {"gradient_policy": "fed-prox", "proxy_mu": 0.3}),
+    ],
+)
+def test_local_epochs_are_a_plain_loop_of_sgd(
+    job: MakeJob, n: int, keys: dict[str, object]
+) -> None:
     """Batches of 8 of n samples for three epochs; momentum and weight decay as SGD has them: v = m v + g + w theta."""
     made, data = job(local_epochs=3, local_steps=50, learning_rate=0.1, **keys), samples_of(n)
     model, result = trained(made, data)
@@ -81,7 +103,9 @@ def test_local_epochs_are_a_plain_loop_of_sgd(job: MakeJob, n: int, keys: dict[s
     losses = []
     for _ in range(3):
         for rows in torch.randperm(n).split(8):
-            each = torch.nn.functional.cross_entropy(reference(data.x[rows]), data.y[rows], reduction="none")
+            each = torch.nn.functional.cross_entropy(
+                reference(data.x[rows]), data.y[rows], reduction="none"
+            )
             losses.append(each.detach())
             gradients = torch.autograd.grad(each.mean(), list(reference.parameters()))
             with torch.no_grad():
@@ -93,7 +117,7 @@ def test_local_epochs_are_a_plain_loop_of_sgd(job: MakeJob, n: int, keys: dict[s
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), atol=2e-6)
     assert result["trained_size"] == 3 * n
-    first = torch.cat(losses[:-(-n // 8)]).double()
+    first = torch.cat(losses[: -(-n // 8)]).double()
     assert len(first) == n
     assert result["utility"] == pytest.approx(n * float(first.square().mean().sqrt()), rel=1e-5)
 
@@ -102,12 +126,15 @@ def test_momentum_and_weight_decay_act(job: MakeJob) -> None:
     def weights(**keys: object) -> np.ndarray:
         model, _ = trained(job(learning_rate=0.1, **keys), samples_of(30))
         return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+
     plain = weights(momentum=0.0, weight_decay=0.0)
     assert np.abs(weights(momentum=0.9, weight_decay=0.0) - plain).max() > 1e-3
     assert np.linalg.norm(weights(momentum=0.0, weight_decay=1.0)) < np.linalg.norm(plain)
 
 
-def test_the_learning_rate_decays_from_round_to_round(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_decays_from_round_to_round(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[int, float]] = []
     original = PluginClient.get_optimizer
 
@@ -115,6 +142,7 @@ def test_the_learning_rate_decays_from_round_to_round(job: MakeJob, monkeypatch:
         optimizer = original(self, model, conf)
         seen.append((conf.round, optimizer.param_groups[0]["lr"]))
         return optimizer
+
     monkeypatch.setattr(PluginClient, "get_optimizer", spy)
     run(job(learning_rate=0.4, decay_factor=0.5, decay_round=2, min_learning_rate=0.15, rounds=5))
     assert dict(seen) == pytest.approx({1: 0.4, 2: 0.2, 3: 0.2, 4: 0.15, 5: 0.15})
@@ -123,9 +151,13 @@ def test_the_learning_rate_decays_from_round_to_round(job: MakeJob, monkeypatch:
 def test_local_epochs_take_the_time_of_a_clients_own_samples() -> None:
     population, sizes = load_population(50, DEVICES, None), np.arange(50) * 7
     rows = np.array([3, 10, 49])
-    computing, communicating = durations(population, Work(8, 99, 10.0, 10.0, epoch_samples=2 * sizes), rows)
+    computing, communicating = durations(
+        population, Work(8, 99, 10.0, 10.0, epoch_samples=2 * sizes), rows
+    )
     for i, row in enumerate(rows.tolist()):
-        assert computing[i] == pytest.approx(TRAINING_FACTOR * 2 * 7 * row * population.ms_per_sample[row] / 1000)
+        assert computing[i] == pytest.approx(
+            TRAINING_FACTOR * 2 * 7 * row * population.ms_per_sample[row] / 1000
+        )
     assert np.array_equal(communicating, durations(population, Work(8, 99, 10.0, 10.0), rows)[1])
 
 
@@ -150,7 +182,9 @@ class LookingClientManager(SelectorClientManager):
 def looking(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
     """Jobs whose selector keeps its views."""
     install(monkeypatch, LookingClientManager)
-    return lambda **keys: job(sample_mode="looking", overcommitment=1.0, duration_jitter=0.0, **keys)
+    return lambda **keys: job(
+        sample_mode="looking", overcommitment=1.0, duration_jitter=0.0, **keys
+    )
 
 
 def test_records_of_local_epochs(looking: MakeJob) -> None:
@@ -167,10 +201,13 @@ def test_records_of_local_epochs(looking: MakeJob) -> None:
     assert line["duration"] == pytest.approx(table.expected_duration[asked].max())
     assert (communicating > 0).all()
     assert line["energy_joules"] == pytest.approx(
-        energy(population, asked, computing[asked], communicating[asked]).sum())
+        energy(population, asked, computing[asked], communicating[asked]).sum()
+    )
 
 
-def test_a_foreign_manager_hears_of_local_epochs(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_manager_hears_of_local_epochs(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedscale.cloud.client_manager import ClientManager
 
     from fedsuv_plugin import registry
@@ -178,10 +215,17 @@ def test_a_foreign_manager_hears_of_local_epochs(job: MakeJob, monkeypatch: pyte
     told: dict[int, float] = {}
 
     class Foreign(ClientManager):  # type: ignore[misc]
-        def registerDuration(self, client_id: int, batch_size: int, local_steps: float, upload_size: float,
-                             download_size: float) -> None:
+        def registerDuration(
+            self,
+            client_id: int,
+            batch_size: int,
+            local_steps: float,
+            upload_size: float,
+            download_size: float,
+        ) -> None:
             told[client_id] = batch_size * local_steps
             super().registerDuration(client_id, batch_size, local_steps, upload_size, download_size)
+
     monkeypatch.setattr(registry, "client_manager_class", lambda name, points=None: Foreign)
     made = job(local_epochs=2, rounds=1)
     run(made)
@@ -196,12 +240,27 @@ def test_traces_show_knows_local_epochs(capsys: pytest.CaptureFixture[str], tmp_
 
     write(Trace.of(load_population(300, DEVICES, None)), tmp_path / "devices.npz")
     quickstart = str(ROOT / "configs" / "quickstart.yml")
-    assert main(["traces", "show", str(tmp_path / "devices.npz"), "--job", quickstart, "--set", "local_epochs=2",
-                 "--set", "num_clients=40"]) == 0
+    assert (
+        main(
+            [
+                "traces",
+                "show",
+                str(tmp_path / "devices.npz"),
+                "--job",
+                quickstart,
+                "--set",
+                "local_epochs=2",
+                "--set",
+                "num_clients=40",
+            ]
+        )
+        == 0
+    )
     assert "40 clients, 2 epochs of a client's own samples" in capsys.readouterr().out
 
 
 # ---- available_clients
+
 
 def test_a_set_of_clients_is_there_for_some_rounds(looking: MakeJob) -> None:
     run(looking(available_clients=7, available_every=3, rounds=8))
@@ -216,6 +275,7 @@ def test_who_is_there_depends_on_the_seed_and_the_period_alone(looking: MakeJob)
     def online(**keys: object) -> list[list[int]]:
         run(looking(available_clients=7, rounds=6, **keys))
         return [view.online.tolist() for view in Looking.views]
+
     first = online()
     assert first == online(num_participants=2, learning_rate=0.5, local_epochs=1)
     assert first != online(seed=4)
@@ -224,7 +284,11 @@ def test_who_is_there_depends_on_the_seed_and_the_period_alone(looking: MakeJob)
 
 def test_everyone_gets_a_turn(looking: MakeJob) -> None:
     # 5 of 20 in each of 60 periods: a client is Binomial(60, 1/4), 15 on average; 5 standard deviations are 16.8.
-    run(looking(available_clients=5, available_every=1, rounds=60, eval_interval=60, num_participants=1))
+    run(
+        looking(
+            available_clients=5, available_every=1, rounds=60, eval_interval=60, num_participants=1
+        )
+    )
     counts = np.bincount(np.concatenate([view.online for view in Looking.views]), minlength=20)
     assert counts.sum() == 300
     assert 1 <= counts.min() <= counts.max() < 32
@@ -236,7 +300,12 @@ def test_more_than_there_are_is_everyone(looking: MakeJob) -> None:
 
 
 def test_only_those_who_are_online_too(looking: MakeJob) -> None:
-    keys: dict[str, Any] = {"rounds": 6, "device_avail_file": DEVICES, "device_conf_file": DEVICES, "num_clients": 300}
+    keys: dict[str, Any] = {
+        "rounds": 6,
+        "device_avail_file": DEVICES,
+        "device_conf_file": DEVICES,
+        "num_clients": 300,
+    }
     run(looking(available_clients=100, available_every=2, **keys))
     population = load_population(300, DEVICES, DEVICES)
     there: list[set[int]] = []
@@ -246,20 +315,34 @@ def test_only_those_who_are_online_too(looking: MakeJob) -> None:
         assert 0 < len(view.online) < len(trace)
         there.append(set(view.online.tolist()))
     run(looking(available_clients=100, available_every=2, **{**keys, "device_avail_file": None}))
-    assert all(seen <= set(view.online.tolist()) for seen, view in zip(there, Looking.views, strict=True))
+    assert all(
+        seen <= set(view.online.tolist()) for seen, view in zip(there, Looking.views, strict=True)
+    )
 
 
 # ---- warmup_rounds
 
+
 @pytest.mark.parametrize("mode", ["random", "oort", "pow_d", "gpfl", "filfl", "ucb"])
 def test_everyone_takes_part_in_the_warm_up(job: MakeJob, mode: str) -> None:
-    lines = records(run(job(sample_mode=mode, warmup_rounds=2, rounds=4, num_participants=3, overcommitment=1.0)))
-    assert [line["asked"] == line["valid"] == list(range(1, 21)) for line in lines] == [True, True, False, False]
+    lines = records(
+        run(
+            job(sample_mode=mode, warmup_rounds=2, rounds=4, num_participants=3, overcommitment=1.0)
+        )
+    )
+    assert [line["asked"] == line["valid"] == list(range(1, 21)) for line in lines] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert [len(line["asked"]) for line in lines[2:]] == [3, 3]
 
 
 def test_the_warm_up_knows_deadlines_and_who_is_there(looking: MakeJob) -> None:
-    late = looking(warmup_rounds=1, rounds=1, available_clients=7, device_conf_file=DEVICES, round_deadline=5.0)
+    late = looking(
+        warmup_rounds=1, rounds=1, available_clients=7, device_conf_file=DEVICES, round_deadline=5.0
+    )
     line = records(run(late))[0]
     assert line["asked"] == (Looking.views[0].online + 1).tolist()
     assert set(line["valid"]) < set(line["asked"])
@@ -268,9 +351,19 @@ def test_the_warm_up_knows_deadlines_and_who_is_there(looking: MakeJob) -> None:
 
 # ---- the same records, whatever happens
 
-KEYS: dict[str, Any] = {"local_epochs": 2, "available_clients": 8, "available_every": 2, "data_fraction": 0.6,
-                        "test_samples": 70, "partition": "dirichlet_qp", "device_conf_file": DEVICES,
-                        "round_deadline": 60.0, "rounds": 7, "checkpoint_every": 3, "warmup_rounds": 2}
+KEYS: dict[str, Any] = {
+    "local_epochs": 2,
+    "available_clients": 8,
+    "available_every": 2,
+    "data_fraction": 0.6,
+    "test_samples": 70,
+    "partition": "dirichlet_qp",
+    "device_conf_file": DEVICES,
+    "round_deadline": 60.0,
+    "rounds": 7,
+    "checkpoint_every": 3,
+    "warmup_rounds": 2,
+}
 
 
 def test_a_killed_job_ends_with_the_same_records(job: MakeJob) -> None:
@@ -288,11 +381,17 @@ def test_the_keys_survive_the_command_line(job: MakeJob) -> None:
     assert from_argv(made.to_argv())[0].config == made.config
 
 
-@pytest.mark.parametrize(("key", "value", "message"), [
-    ("local_epochs", 0, "local_epochs: expected an integer >= 1 or none, got 0"),
-    ("data_fraction", 0, "data_fraction: expected a number > 0 and <= 1, got 0"),
-    ("data_fraction", 1.5, "data_fraction: expected"), ("test_samples", 0, "test_samples: expected"),
-    ("available_clients", 0, "available_clients: expected"), ("available_every", 0, "available_every: expected")])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("local_epochs", 0, "local_epochs: expected an integer >= 1 or none, got 0"),
+        ("data_fraction", 0, "data_fraction: expected a number > 0 and <= 1, got 0"),
+        ("data_fraction", 1.5, "data_fraction: expected"),
+        ("test_samples", 0, "test_samples: expected"),
+        ("available_clients", 0, "available_clients: expected"),
+        ("available_every", 0, "available_every: expected"),
+    ],
+)
 def test_values_that_mean_nothing(key: str, value: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_job({**SMALL, key: value})
@@ -300,8 +399,16 @@ def test_values_that_mean_nothing(key: str, value: object, message: str) -> None
 
 def test_filfl_filters_anew_when_others_are_there(job: MakeJob) -> None:
     """Its filtered set is always of those available."""
-    path = run(job(sample_mode="filfl", available_clients=6, available_every=2, rounds=6, filfl__period=100,
-                   num_participants=3))
+    path = run(
+        job(
+            sample_mode="filfl",
+            available_clients=6,
+            available_every=2,
+            rounds=6,
+            filfl__period=100,
+            num_participants=3,
+        )
+    )
     asked = [set(line["asked"]) for line in records(path)]
     assert asked[0] | asked[1] != asked[2] | asked[3]
     assert all(len(asked[i] | asked[i + 1]) <= 6 for i in (0, 2, 4))

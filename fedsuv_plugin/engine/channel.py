@@ -1,4 +1,5 @@
 """How an executor talks to the aggregator: over gRPC, with FedScale's messages, or by plain calls in one process."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,25 +41,49 @@ class GrpcChannel(ClientConnections):  # type: ignore[misc]  # FedScale has no t
 
     def register(self, executor_id: str, info: object, timeout: float) -> Event:
         try:
-            return self._event(self.stub.CLIENT_REGISTER(job_api_pb2.RegisterRequest(
-                client_id=executor_id, executor_id=executor_id, executor_info=safe_pickle.dumps(info)),
-                wait_for_ready=True, timeout=timeout))
+            return self._event(
+                self.stub.CLIENT_REGISTER(
+                    job_api_pb2.RegisterRequest(
+                        client_id=executor_id,
+                        executor_id=executor_id,
+                        executor_info=safe_pickle.dumps(info),
+                    ),
+                    wait_for_ready=True,
+                    timeout=timeout,
+                )
+            )
         except grpc.RpcError as error:
-            raise UserError(f"no aggregator at {self.aggregator_address}:{self.base_port} within {timeout:g} s "
-                            f"({error.code().name})") from None
+            raise UserError(
+                f"no aggregator at {self.aggregator_address}:{self.base_port} within {timeout:g} s "
+                f"({error.code().name})"
+            ) from None
 
     def ping(self, executor_id: str) -> Event:
-        return self._event(self.stub.CLIENT_PING(job_api_pb2.PingRequest(
-            client_id=executor_id, executor_id=executor_id)))
+        return self._event(
+            self.stub.CLIENT_PING(
+                job_api_pb2.PingRequest(client_id=executor_id, executor_id=executor_id)
+            )
+        )
 
     def complete(self, executor_id: str, done: Completion) -> Event:
-        return self._event(self.stub.CLIENT_EXECUTE_COMPLETION(job_api_pb2.CompleteRequest(
-            client_id=str(done.client_id), executor_id=executor_id, event=done.event, status=done.error is None,
-            msg=done.error, data_result=safe_pickle.dumps(done.result))))
+        return self._event(
+            self.stub.CLIENT_EXECUTE_COMPLETION(
+                job_api_pb2.CompleteRequest(
+                    client_id=str(done.client_id),
+                    executor_id=executor_id,
+                    event=done.event,
+                    status=done.error is None,
+                    msg=done.error,
+                    data_result=safe_pickle.dumps(done.result),
+                )
+            )
+        )
 
     @staticmethod
     def _event(response: Any) -> Event:
-        return Event(response.event, safe_pickle.loads(response.meta), safe_pickle.loads(response.data))
+        return Event(
+            response.event, safe_pickle.loads(response.meta), safe_pickle.loads(response.data)
+        )
 
 
 class LoopbackChannel:

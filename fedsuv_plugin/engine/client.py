@@ -1,4 +1,5 @@
 """A client's work: local SGD from tensors in memory, and the signals the selector asked for."""
+
 from __future__ import annotations
 
 import math
@@ -22,34 +23,56 @@ BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
     """FedScale's client without its DataLoader. `local_sgd` is the step to replace for another way of training."""
 
-    def train(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, Any]:
+    def train(
+        self, client_data: Samples, model: torch.nn.Module, conf: Namespace
+    ) -> dict[str, Any]:
         """Train `model` in place from the weights it holds; FedScale's result dictionary, plus `signals`."""
         self._seed(torch_seed(conf.seed, "client", conf.client_id, conf.round))
         plan = Plan.of(conf, len(client_data))
         trained = min(len(client_data), plan.steps * conf.batch_size)  # different samples
         first_epoch = torch.randperm(len(client_data))
         needs = conf.needs
-        received = [p.detach().clone() for p in model.parameters()] \
-            if needs & {signal.DIRECTION} or conf.gradient_policy == "fed-prox" else []
+        received = (
+            [p.detach().clone() for p in model.parameters()]
+            if needs & {signal.DIRECTION} or conf.gradient_policy == "fed-prox"
+            else []
+        )
 
-        seen = client_data if trained == len(client_data) \
+        seen = (
+            client_data
+            if trained == len(client_data)
             else Samples(client_data.x[first_epoch[:trained]], client_data.y[first_epoch[:trained]])
-        before = evaluate(model, seen, conf.model, conf.test_bsz) if signal.ACCURACY_GAIN in needs else None
+        )
+        before = (
+            evaluate(model, seen, conf.model, conf.test_bsz)
+            if signal.ACCURACY_GAIN in needs
+            else None
+        )
 
         losses = self.local_sgd(client_data, model, conf, plan, first_epoch, received)
-        if before is None:  # the losses met on the way through the first epoch, as Oort's clients report them
-            squares = torch.cat(losses[:plan.steps_per_epoch]).double().square().mean().item()
+        if (
+            before is None
+        ):  # the losses met on the way through the first epoch, as Oort's clients report them
+            squares = torch.cat(losses[: plan.steps_per_epoch]).double().square().mean().item()
         else:
             squares = before.mean_square_loss
         signals: dict[str, Any] = self._signals(model, conf, received)
         if before is not None:
             signals[signal.ACCURACY_GAIN] = np.float64(
-                evaluate(model, seen, conf.model, conf.test_bsz).accuracy - before.accuracy)
-        return {"client_id": conf.client_id, "moving_loss": self._moving_loss(losses[:plan.steps_per_epoch], conf),
-                "trained_size": sum(len(loss) for loss in losses), "success": True,
-                "utility": trained * math.sqrt(squares) if squares >= 0 else math.nan, "wall_duration": 0,
-                "update_weight": {name: t.detach().cpu().numpy().copy() for name, t in model.state_dict().items()},
-                "signals": signals}
+                evaluate(model, seen, conf.model, conf.test_bsz).accuracy - before.accuracy
+            )
+        return {
+            "client_id": conf.client_id,
+            "moving_loss": self._moving_loss(losses[: plan.steps_per_epoch], conf),
+            "trained_size": sum(len(loss) for loss in losses),
+            "success": True,
+            "utility": trained * math.sqrt(squares) if squares >= 0 else math.nan,
+            "wall_duration": 0,
+            "update_weight": {
+                name: t.detach().cpu().numpy().copy() for name, t in model.state_dict().items()
+            },
+            "signals": signals,
+        }
 
     def _seed(self, seed: int) -> None:
         """What `torch.manual_seed` does, but without the note it keeps of every call while CUDA is not in use."""
@@ -60,8 +83,15 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
     def get_model_adapter(self, model: torch.nn.Module) -> ModelAdapter:
         return ModelAdapter(model)
 
-    def local_sgd(self, data: Samples, model: torch.nn.Module, conf: Namespace, plan: Plan, first_epoch: torch.Tensor,
-                  received: list[torch.Tensor]) -> list[torch.Tensor]:
+    def local_sgd(
+        self,
+        data: Samples,
+        model: torch.nn.Module,
+        conf: Namespace,
+        plan: Plan,
+        first_epoch: torch.Tensor,
+        received: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
         """The steps of mini-batch SGD; the sample losses of every step, each under the weights it met."""
         model.train()
         norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS)]
@@ -69,7 +99,9 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         parameters = list(model.parameters())
         losses = []
         for x, y in _batches(data, plan, first_epoch):
-            for norm in norms:  # one sample has no spread: PyTorch refuses it, or divides by that within one image
+            for norm in (
+                norms
+            ):  # one sample has no spread: PyTorch refuses it, or divides by that within one image
                 norm.train(len(y) > 1)
             loss = sample_losses(conf.model, model(x), y)
             optimizer.zero_grad()
@@ -85,8 +117,13 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         return losses
 
     def get_optimizer(self, model: torch.nn.Module, conf: Namespace) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=conf.learning_rate, momentum=conf.momentum,
-                               weight_decay=conf.weight_decay, fused=True)
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=conf.learning_rate,
+            momentum=conf.momentum,
+            weight_decay=conf.weight_decay,
+            fused=True,
+        )
 
     @staticmethod
     def _moving_loss(losses: list[torch.Tensor], conf: Namespace) -> float:
@@ -98,21 +135,33 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         return moving
 
     @staticmethod
-    def _signals(model: torch.nn.Module, conf: Namespace, received: list[torch.Tensor]) -> dict[str, Any]:
+    def _signals(
+        model: torch.nn.Module, conf: Namespace, received: list[torch.Tensor]
+    ) -> dict[str, Any]:
         signals: dict[str, Any] = {}
         if signal.DIRECTION in conf.needs:
-            signals[signal.DIRECTION] = (flat(received) - flat(model.parameters())) / conf.learning_rate
+            signals[signal.DIRECTION] = (
+                flat(received) - flat(model.parameters())
+            ) / conf.learning_rate
         if signal.WEIGHTS in conf.needs:
             signals[signal.WEIGHTS] = flat(model.parameters())
         if signal.INTERVIEW_ACCURACY in conf.needs:
             signals[signal.INTERVIEW_ACCURACY] = np.float64(
-                evaluate(model, conf.interview, conf.model, conf.test_bsz).accuracy)
+                evaluate(model, conf.interview, conf.model, conf.test_bsz).accuracy
+            )
         return signals
 
-    def test(self, client_data: Samples, model: torch.nn.Module, conf: Namespace) -> dict[str, float]:
+    def test(
+        self, client_data: Samples, model: torch.nn.Module, conf: Namespace
+    ) -> dict[str, float]:
         """FedScale's test result of one chunk of the test set."""
         result = evaluate(model, client_data, conf.model, conf.test_bsz)
-        return {"top_1": result.correct, "top_5": result.correct_5, "test_loss": result.loss, "test_len": result.n}
+        return {
+            "top_1": result.correct,
+            "top_5": result.correct_5,
+            "test_loss": result.loss,
+            "test_len": result.n,
+        }
 
 
 class Evaluation:
@@ -154,12 +203,16 @@ def evaluate(model: torch.nn.Module, data: Samples, model_name: str, batch: int)
 
 
 @torch.no_grad()
-def accuracies(model: torch.nn.Module, batches: Iterable[Samples], lengths: np.ndarray) -> np.ndarray:
+def accuracies(
+    model: torch.nn.Module, batches: Iterable[Samples], lengths: np.ndarray
+) -> np.ndarray:
     """The model's accuracy on each of many sets that lie end to end in `batches`; set i has lengths[i] > 0 samples."""
     if not len(lengths):
         return np.zeros(0)
     model.eval()
-    hits = torch.cat([_best_five(model(batch.x))[:, 0].eq(batch.y) for batch in batches]).cpu().numpy()
+    hits = (
+        torch.cat([_best_five(model(batch.x))[:, 0].eq(batch.y) for batch in batches]).cpu().numpy()
+    )
     return np.add.reduceat(hits, np.cumsum(lengths) - lengths, dtype=np.int64) / lengths
 
 
@@ -186,12 +239,16 @@ class Plan(NamedTuple):
         return cls(batch, each, conf.local_epochs * each)
 
 
-def _batches(data: Samples, plan: Plan, first_epoch: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    data: Samples, plan: Plan, first_epoch: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of a plan, every epoch in a new order. An epoch is put in order once, so that a batch is a view."""
     order, steps = first_epoch, plan.steps
     while True:
-        picked = order[:min(plan.steps_per_epoch, steps) * plan.batch]
-        yield from zip(data.x[picked].split(plan.batch), data.y[picked].split(plan.batch), strict=True)
+        picked = order[: min(plan.steps_per_epoch, steps) * plan.batch]
+        yield from zip(
+            data.x[picked].split(plan.batch), data.y[picked].split(plan.batch), strict=True
+        )
         steps -= plan.steps_per_epoch
         if steps <= 0:
             return

@@ -3,6 +3,7 @@
 FedScale's aggregator, stock or ours, registers clients, asks for participants and reports feedback client by client.
 The adapter keeps a client table instead of an object per client, and hands the selector whole rounds.
 """
+
 from __future__ import annotations
 
 import logging
@@ -44,7 +45,9 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         self.mode, self.args = mode, args
         self.params: Params = self._params(self.selector_class, mode)
         self._seed = getattr(args, "seed", sample_seed)
-        self._registered: dict[int, int] = {}  # client id -> samples, while clients register one by one
+        self._registered: dict[
+            int, int
+        ] = {}  # client id -> samples, while clients register one by one
         self._population: Population | None = None
         self._work = Work(args.batch_size, args.local_steps, 0.0, 0.0)
         self._selector: Selector | None = None
@@ -54,14 +57,21 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     # ---- registration
 
-    def register_client(self, host_id: int, client_id: int, size: int, speed: dict[str, float],
-                        duration: float = 1) -> None:
+    def register_client(
+        self, host_id: int, client_id: int, size: int, speed: dict[str, float], duration: float = 1
+    ) -> None:
         """FedScale's call. An executor that connects again registers its clients again: that changes nothing."""
         if self._selector is None:
             self._registered[int(client_id)] = int(size)
 
-    def registerDuration(self, client_id: int, batch_size: int, local_steps: int, upload_size: float,
-                         download_size: float) -> None:
+    def registerDuration(
+        self,
+        client_id: int,
+        batch_size: int,
+        local_steps: int,
+        upload_size: float,
+        download_size: float,
+    ) -> None:
         self._work = Work(batch_size, local_steps, upload_size, download_size)
 
     def register_clients(self, sizes: np.ndarray, population: Population, work: Work) -> None:
@@ -73,8 +83,15 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         """The selector and the devices, made when the clients are known, which is after FedScale makes the manager."""
         if self._selector is None or self._population is None:
             ids = np.array(sorted(self._registered), np.int64)
-            self._start(ids, np.array([self._registered[i] for i in ids.tolist()], np.int64), load_population(
-                int(ids.max(initial=0)), _file(self.args.device_conf_file), _file(self.args.device_avail_file)))
+            self._start(
+                ids,
+                np.array([self._registered[i] for i in ids.tolist()], np.int64),
+                load_population(
+                    int(ids.max(initial=0)),
+                    _file(self.args.device_conf_file),
+                    _file(self.args.device_avail_file),
+                ),
+            )
         assert self._selector is not None
         assert self._population is not None
         return self._selector, self._population
@@ -85,19 +102,28 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         names, features = population.features
         computing, communicating = durations(population, self._work, ids - 1)
         self.clients = ClientTable(
-            ids=ids, samples=sizes, features=features[ids - 1], feature_names=names,
+            ids=ids,
+            samples=sizes,
+            features=features[ids - 1],
+            feature_names=names,
             round_samples=np.minimum(sizes, self._work.samples(ids - 1)),
             expected_duration=computing + communicating,
             energy=energy(population, ids - 1, computing, communicating),
-            position=self._positions(population)[ids - 1])
+            position=self._positions(population)[ids - 1],
+        )
         self.feasibleClients, self.feasible_samples = ids.tolist(), int(sizes.sum())
         self._population = population
         self._selector = self._make(stream(self._seed, "selector"))
 
     def _params(self, selector: type[Selector], name: str) -> Params:
         """The job's `<name>.<parameter>` keys, checked."""
-        return selector.Params.from_mapping({
-            key.partition(".")[2]: value for key, value in vars(self.args).items() if key.startswith(f"{name}.")})
+        return selector.Params.from_mapping(
+            {
+                key.partition(".")[2]: value
+                for key, value in vars(self.args).items()
+                if key.startswith(f"{name}.")
+            }
+        )
 
     def _make(self, rng: np.random.Generator) -> Selector:
         """The selector; one that is put around another gets that one, which has its own parameters and randomness."""
@@ -105,8 +131,14 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         if wrapped is None:
             return self.selector_class(self.params, self.clients, rng)
         name, inner = wrapped
-        return self.selector_class(self.params, self.clients, rng, inner(  # type: ignore[call-arg]
-            self._params(inner, name), self.clients, stream(self._seed, "inner selector")))
+        return self.selector_class(
+            self.params,
+            self.clients,
+            rng,
+            inner(  # type: ignore[call-arg]
+                self._params(inner, name), self.clients, stream(self._seed, "inner selector")
+            ),
+        )
 
     def _positions(self, population: Population) -> np.ndarray:
         """Where clients are: as the trace says, else drawn from the seed."""
@@ -127,8 +159,14 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def isClientActive(self, client_id: int, cur_time: float) -> bool:
         return bool(self._ready()[1].online(cur_time, np.array([int(client_id) - 1]))[0])
 
-    def get_completion_time(self, client_id: int, batch_size: int, local_steps: int, upload_size: float,
-                            download_size: float) -> dict[str, float]:
+    def get_completion_time(
+        self,
+        client_id: int,
+        batch_size: int,
+        local_steps: int,
+        upload_size: float,
+        download_size: float,
+    ) -> dict[str, float]:
         work = Work(batch_size, local_steps, upload_size, download_size)
         computing, communicating = durations(self._ready()[1], work, np.array([int(client_id) - 1]))
         return {"computation": float(computing[0]), "communication": float(communicating[0])}
@@ -150,22 +188,45 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     def _view(self, time: float, seats: int) -> RoundView:
         online = self._online(time)
-        return RoundView(round=self.count + 1, total_rounds=self.args.rounds, clock=time, online=online,
-                         clients=self.clients, probe=self._answer, seats=min(seats, len(online)), **self._global)
+        return RoundView(
+            round=self.count + 1,
+            total_rounds=self.args.rounds,
+            clock=time,
+            online=online,
+            clients=self.clients,
+            probe=self._answer,
+            seats=min(seats, len(online)),
+            **self._global,
+        )
 
     # ---- one round
 
-    def describe_model(self, accuracy: float | None, test_loss: float | None, weights: np.ndarray | None,
-                       public_loss: Callable[[np.ndarray], float] | None) -> None:
+    def describe_model(
+        self,
+        accuracy: float | None,
+        test_loss: float | None,
+        weights: np.ndarray | None,
+        public_loss: Callable[[np.ndarray], float] | None,
+    ) -> None:
         """Ours: the global model as the next selection finds it, as far as the selector needs to know it."""
-        self._global = {"accuracy": accuracy, "test_loss": test_loss, "weights": weights, "public_loss": public_loss}
+        self._global = {
+            "accuracy": accuracy,
+            "test_loss": test_loss,
+            "weights": weights,
+            "public_loss": public_loss,
+        }
 
     def next_probe(self, num_of_clients: int, cur_time: float) -> Question | None:
         """What the selector wants to know before it selects."""
         self._learn()
         probe = self.selector.probe(self._view(cur_time, num_of_clients))
-        return None if probe is None else Question(
-            probe.kind, self.clients.ids[probe.rows].tolist(), probe.stream, probe.more)
+        return (
+            None
+            if probe is None
+            else Question(
+                probe.kind, self.clients.ids[probe.rows].tolist(), probe.stream, probe.more
+            )
+        )
 
     def stream_answer(self, client_id: int, answer: np.ndarray) -> np.ndarray:
         """Hand one answer on, if it is finite; what is left of it to keep."""
@@ -178,8 +239,12 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         """What the clients said; one that answered with rubbish is left out."""
         finite = {c: a for c, a in answers.items() if np.all(np.isfinite(a))}
         if len(finite) < len(answers):
-            logging.warning("%d of %d answers to probe %s are not finite and are left out",
-                            len(answers) - len(finite), len(answers), kind)
+            logging.warning(
+                "%d of %d answers to probe %s are not finite and are left out",
+                len(answers) - len(finite),
+                len(answers),
+                kind,
+            )
         self._answer = ProbeAnswer(kind, self._rows(list(finite)), np.array(list(finite.values())))
 
     def wants_restart(self, num_of_clients: int, cur_time: float) -> bool:
@@ -206,19 +271,34 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         elif len(rows) > len(view.online):
             problem = f"{len(rows)} rows of {len(view.online)}"
         if problem:
-            raise RuntimeError(f"selector {self.mode!r} returned {problem} in round {view.round}; "
-                               f"expected at most {k} distinct rows of view.online")
+            raise RuntimeError(
+                f"selector {self.mode!r} returned {problem} in round {view.round}; "
+                f"expected at most {k} distinct rows of view.online"
+            )
 
-    def register_feedback(self, client_id: int, reward: float, auxi: float = 1.0, time_stamp: float = 0,
-                          duration: float = 1.0, success: bool = True) -> None:
+    def register_feedback(
+        self,
+        client_id: int,
+        reward: float,
+        auxi: float = 1.0,
+        time_stamp: float = 0,
+        duration: float = 1.0,
+        success: bool = True,
+    ) -> None:
         """FedScale's call for each client that was asked; auxi is the square root of its training loss."""
         values = np.array([reward, auxi, duration], float)
         if not np.isfinite(values).all():
-            logging.warning("client %s reported a value that is not finite; it counts as having missed round %d",
-                            client_id, self.count)
+            logging.warning(
+                "client %s reported a value that is not finite; it counts as having missed round %d",
+                client_id,
+                self.count,
+            )
             success = False
         self._feedback[int(client_id)] = _Feedback(
-            success, float(duration), *((float(auxi) ** 2, float(reward)) if success else (0.0, 0.0)))
+            success,
+            float(duration),
+            *((float(auxi) ** 2, float(reward)) if success else (0.0, 0.0)),
+        )
 
     def register_signals(self, client_id: int, signals: dict[str, np.ndarray]) -> None:
         """Ours: what the selector asked of a client beyond FedScale's feedback."""
@@ -236,17 +316,28 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         rows, valid = self._rows(list(self._feedback)), np.array([f.success for f in given])
         duration = np.array([f.duration for f in given])
         duration = np.where(np.isfinite(duration), duration, self.clients.expected_duration[rows])
-        self.selector.update(RoundOutcome(
-            round=self.count, rows=rows, valid=valid, duration=duration,
-            loss=np.array([f.loss for f in given]), utility=np.array([f.utility for f in given]),
-            samples=np.where(valid, self.clients.round_samples[rows], 0),
-            signals=_stack([f.signals for f in given], valid), accuracy=accuracy, test_loss=test_loss))
+        self.selector.update(
+            RoundOutcome(
+                round=self.count,
+                rows=rows,
+                valid=valid,
+                duration=duration,
+                loss=np.array([f.loss for f in given]),
+                utility=np.array([f.utility for f in given]),
+                samples=np.where(valid, self.clients.round_samples[rows], 0),
+                signals=_stack([f.signals for f in given], valid),
+                accuracy=accuracy,
+                test_loss=test_loss,
+            )
+        )
         self._feedback.clear()
 
     def _rows(self, ids: list[int]) -> np.ndarray:
         wanted = np.array(ids, np.int64)
         rows = np.searchsorted(self.clients.ids, wanted)
-        known = (rows < len(self.clients)) & (self.clients.ids[np.minimum(rows, len(self.clients) - 1)] == wanted)
+        known = (rows < len(self.clients)) & (
+            self.clients.ids[np.minimum(rows, len(self.clients) - 1)] == wanted
+        )
         if not known.all():
             raise KeyError(f"client {wanted[~known][0]} is not registered")
         return rows

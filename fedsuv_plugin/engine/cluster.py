@@ -4,6 +4,7 @@ They are those of FedScale's driver: every key of the job as a flag, then who is
 `host:[a, b, ...]`, a executors on the first GPU of the host, b on the second, ...; ranks run through all hosts in that
 order, and rank 0 is the aggregator.
 """
+
 from __future__ import annotations
 
 import re
@@ -21,9 +22,9 @@ WORKER = re.compile(r"\s*(?P<host>[^\s\[\]]+):\s*\[(?P<gpus>\s*\d+(\s*,\s*\d+)*\
 class Host:
     """What runs on one host, as shell commands in the order in which to run them."""
 
-    address: str                 # user@host
+    address: str  # user@host
     setup: tuple[str, ...]
-    aggregator: str | None       # to be started first
+    aggregator: str | None  # to be started first
     executors: tuple[str, ...]
 
 
@@ -31,14 +32,18 @@ def workers(job: Job) -> list[tuple[str, list[int]]]:
     """(host, executors on each of its GPUs) of every entry of worker_ips."""
     entries = job.cluster.get("worker_ips")
     if not isinstance(entries, list) or not entries:
-        raise UserError(f"{job.source}: worker_ips: expected a list such as ['10.0.0.2:[2,2]'], got {entries!r}")
+        raise UserError(
+            f"{job.source}: worker_ips: expected a list such as ['10.0.0.2:[2,2]'], got {entries!r}"
+        )
     found = []
     for entry in entries:
         match = WORKER.fullmatch(str(entry))
         counts = [int(count) for count in match["gpus"].split(",")] if match else []
         if match is None or not sum(counts):
-            raise UserError(f"{job.source}: worker_ips: expected host:[executors on its first GPU, on its second, ...] "
-                            f"with at least one executor, got {entry!r}")
+            raise UserError(
+                f"{job.source}: worker_ips: expected host:[executors on its first GPU, on its second, ...] "
+                f"with at least one executor, got {entry!r}"
+            )
         found.append((match["host"], counts))
     return found
 
@@ -47,7 +52,8 @@ def commands(job: Job, time_stamp: str) -> list[Host]:
     """What to run where; the aggregator's host comes first. Keys of the job decide: `log_path` and files they name are
     paths on the hosts."""
     folder, aggregator_entry, executor_entry = (
-        _text(job, key) for key in ("exp_path", "aggregator_entry", "executor_entry"))
+        _text(job, key) for key in ("exp_path", "aggregator_entry", "executor_entry")
+    )
     placed = workers(job)
     total = sum(sum(counts) for _, counts in placed)
     shared = [*job.to_argv(), f"--time_stamp={time_stamp}", f"--num_executors={total}"]
@@ -59,13 +65,36 @@ def commands(job: Job, time_stamp: str) -> list[Host]:
     for host, counts in placed:
         for gpu in (gpu for gpu, count in enumerate(counts) for _ in range(count)):
             rank += 1
-            on.setdefault(host, []).append(shlex.join(
-                ["python", f"{folder}/{executor_entry}", *shared, f"--this_rank={rank}", f"--cuda_device=cuda:{gpu}"]))
-    aggregator = shlex.join(["python", f"{folder}/{aggregator_entry}", *shared, "--this_rank=0",
-                             f"--executor_configs={where}"])
+            on.setdefault(host, []).append(
+                shlex.join(
+                    [
+                        "python",
+                        f"{folder}/{executor_entry}",
+                        *shared,
+                        f"--this_rank={rank}",
+                        f"--cuda_device=cuda:{gpu}",
+                    ]
+                )
+            )
+    aggregator = shlex.join(
+        [
+            "python",
+            f"{folder}/{aggregator_entry}",
+            *shared,
+            "--this_rank=0",
+            f"--executor_configs={where}",
+        ]
+    )
     user, setup = _user(job), _setup(job)
-    return [Host(f"{user}@{host}" if user else host, setup, aggregator if host == job.config.ps_ip else None,
-                 tuple(executors)) for host, executors in on.items()]
+    return [
+        Host(
+            f"{user}@{host}" if user else host,
+            setup,
+            aggregator if host == job.config.ps_ip else None,
+            tuple(executors),
+        )
+        for host, executors in on.items()
+    ]
 
 
 def script(hosts: list[Host]) -> str:
@@ -98,5 +127,7 @@ def _user(job: Job) -> str:
 def _setup(job: Job) -> tuple[str, ...]:
     lines = job.cluster.get("setup_commands") or []
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise UserError(f"{job.source}: setup_commands: expected a list of shell commands, got {lines!r}")
+        raise UserError(
+            f"{job.source}: setup_commands: expected a list of shell commands, got {lines!r}"
+        )
     return tuple(lines)

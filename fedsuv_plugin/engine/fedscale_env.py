@@ -4,6 +4,7 @@ FedScale's modules import TensorFlow and wandb even for a PyTorch job, parse `sy
 as a global. `load` gets them imported once without any of that leaking out; `set_args` is the only writer of that
 global.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -16,7 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 
-OPTIONAL = {"tensorflow": "tensorflow", "wandb": "wandb"}  # package FedScale imports -> our extra that installs it
+OPTIONAL = {
+    "tensorflow": "tensorflow",
+    "wandb": "wandb",
+}  # package FedScale imports -> our extra that installs it
 
 
 class _AbsentMeta(type):
@@ -31,7 +35,8 @@ class _AbsentMeta(type):
         package = cls.__qualname__.partition(".")[0]
         raise ImportError(
             f"{cls.__qualname__} is needed, but {package} is not installed; "
-            f"install it with: pip install 'fedsuv_plugin[{OPTIONAL[package]}]'")
+            f"install it with: pip install 'fedsuv_plugin[{OPTIONAL[package]}]'"
+        )
 
 
 def _absent(qualname: str) -> type:
@@ -93,6 +98,7 @@ def load() -> None:
 def _own_logging(logger: types.ModuleType) -> None:
     """FedScale sets up logging for the whole process and picks its own folders. Where logs go is the job's business:
     only the folder for TensorBoard events is left for FedScale to know."""
+
     def init_logging() -> None:
         logger.logDir = parser_module().args.event_dir  # type: ignore[attr-defined]
         if logger.logDir:  # an executor writes none

@@ -1,4 +1,5 @@
 """Aggregator and executor in one process: calls instead of gRPC, nothing pickled, nobody waits."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -4,6 +4,7 @@ BatchNorm: a client's running mean and variance are averaged over the round's cl
 (`aggregation_weights`), its count of batches likewise, rounded; no gradient_policy moves them. A client that trains on
 batches of one sample sends the statistics back as it got them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +20,12 @@ from fedsuv_plugin.engine.stock import TorchModelAdapter
 class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no types
     """Weights are lists of arrays in the order of the model's state_dict, buffers included."""
 
-    def set_weights(self, weights: Sequence[np.ndarray], is_aggregator: bool = True,
-                    client_training_results: list[dict[str, Any]] | None = None) -> None:
+    def set_weights(
+        self,
+        weights: Sequence[np.ndarray],
+        is_aggregator: bool = True,
+        client_training_results: list[dict[str, Any]] | None = None,
+    ) -> None:
         """Load weights; on the aggregator, step from the old ones to these as the job's gradient_policy says."""
         state = list(self.model.state_dict().values())
         last = [t.clone() for t in state] if is_aggregator and self.optimizer else []
@@ -31,16 +36,29 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
             if last:
                 self._step(last, new, client_training_results or [])
 
-    def _step(self, last: list[torch.Tensor], new: list[torch.Tensor], results: list[dict[str, Any]]) -> None:
+    def _step(
+        self, last: list[torch.Tensor], new: list[torch.Tensor], results: list[dict[str, Any]]
+    ) -> None:
         """Have FedScale's server optimizer see and step the parameters only. Buffers are statistics and stay the
         clients' average: a running variance that YoGi moved could turn negative, and q-fedavg would take BatchNorm's
         count of batches for the steepest gradient of all."""
         parameters = _Parameters(self.model)
         stepped = [name in parameters.state_dict() for name in self.model.state_dict()]
         self.optimizer.update_round_gradient(
-            list(compress(last, stepped)), list(compress(new, stepped)), parameters,
-            [{**result, "update_weight": {name: result["update_weight"][name] for name in parameters.state_dict()}}
-             for result in results if "update_weight" in result])
+            list(compress(last, stepped)),
+            list(compress(new, stepped)),
+            parameters,
+            [
+                {
+                    **result,
+                    "update_weight": {
+                        name: result["update_weight"][name] for name in parameters.state_dict()
+                    },
+                }
+                for result in results
+                if "update_weight" in result
+            ],
+        )
 
     def get_weights(self) -> list[np.ndarray]:
         """A copy, so that an executor in the same process cannot see it change."""
@@ -49,14 +67,20 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints: the weights and YoGi's moments."""
         yogi = getattr(self.optimizer, "gradient_controller", None)
-        return {"weights": self.get_weights(),
-                "yogi": None if yogi is None else {k: [t.cpu().numpy() for t in getattr(yogi, k)] for k in _MOMENTS}}
+        return {
+            "weights": self.get_weights(),
+            "yogi": None
+            if yogi is None
+            else {k: [t.cpu().numpy() for t in getattr(yogi, k)] for k in _MOMENTS},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.set_weights(state["weights"], is_aggregator=False)
         if state["yogi"] is not None:
             for name, arrays in state["yogi"].items():
-                setattr(self.optimizer.gradient_controller, name, [torch.from_numpy(a) for a in arrays])
+                setattr(
+                    self.optimizer.gradient_controller, name, [torch.from_numpy(a) for a in arrays]
+                )
 
 
 _MOMENTS = ("v_t", "m_t")
@@ -100,5 +124,7 @@ class Average:
     def result(self) -> list[np.ndarray]:
         """In the types the weights came in; a count such as BatchNorm's is rounded."""
         averages = (total / self._total for total in self._sums)
-        return [(a if np.issubdtype(w.dtype, np.floating) else np.rint(a)).astype(w.dtype)
-                for a, w in zip(averages, self._like, strict=True)]
+        return [
+            (a if np.issubdtype(w.dtype, np.floating) else np.rint(a)).astype(w.dtype)
+            for a, w in zip(averages, self._like, strict=True)
+        ]

@@ -1,4 +1,5 @@
 """Aggregator here, executors as processes of their own, over gRPC on this machine."""
+
 from __future__ import annotations
 
 import socket
@@ -36,22 +37,41 @@ def free_port() -> int:
 
 
 @contextmanager
-def _executors(job: Job, count: int, run: RunDirectory, aggregator: PluginAggregator) -> Iterator[None]:
+def _executors(
+    job: Job, count: int, run: RunDirectory, aggregator: PluginAggregator
+) -> Iterator[None]:
     """The executor processes; if one ends before its time the aggregator is told, so that it does not wait for ever."""
     over = threading.Event()
 
     def watch(rank: int, process: subprocess.Popen[bytes]) -> None:
         if process.wait() and not over.is_set():
-            aggregator.fail(JobFailed(f"executor {rank} ended with exit code {process.returncode}; see {log}"))
+            aggregator.fail(
+                JobFailed(f"executor {rank} ended with exit code {process.returncode}; see {log}")
+            )
 
     log = run.path / "executors.log"
     with log.open("ab") as output:
         # A session of their own: Ctrl-C is for the aggregator, which tells them when to end.
-        started = [subprocess.Popen(
-            [sys.executable, "-m", "fedsuv_plugin.engine.executor", *job.to_argv(), f"--this_rank={rank}",
-             f"--num_executors={count}"], stdout=output, stderr=output, start_new_session=True)
-            for rank in range(1, count + 1)]
-    watchers = [threading.Thread(target=watch, args=pair, daemon=True) for pair in enumerate(started, start=1)]
+        started = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "fedsuv_plugin.engine.executor",
+                    *job.to_argv(),
+                    f"--this_rank={rank}",
+                    f"--num_executors={count}",
+                ],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            for rank in range(1, count + 1)
+        ]
+    watchers = [
+        threading.Thread(target=watch, args=pair, daemon=True)
+        for pair in enumerate(started, start=1)
+    ]
     for watcher in watchers:
         watcher.start()
     try:

@@ -1,4 +1,5 @@
 """The server's public set, and how good any parameters are on it."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -34,5 +35,6 @@ class PublicLoss:
     def __call__(self, parameters: np.ndarray) -> float:
         with torch.no_grad():
             torch.nn.utils.vector_to_parameters(
-                torch.from_numpy(np.asarray(parameters, np.float32)), self._model.parameters())
+                torch.from_numpy(np.asarray(parameters, np.float32)), self._model.parameters()
+            )
         return evaluate(self._model, self._data, self._name, BATCH).mean_loss

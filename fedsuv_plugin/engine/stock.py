@@ -1,4 +1,5 @@
 """FedScale's own classes, imported through `fedscale_env`; the engine takes them from here and nowhere else."""
+
 from __future__ import annotations
 
 from fedsuv_plugin.engine import fedscale_env
@@ -14,5 +15,15 @@ from fedscale.cloud.execution.executor import Executor  # noqa: E402
 from fedscale.cloud.execution.torch_client import TorchClient  # noqa: E402
 from fedscale.cloud.internal.torch_model_adapter import TorchModelAdapter  # noqa: E402
 
-__all__ = ["Aggregator", "ClientConnections", "Executor", "MAX_MESSAGE_LENGTH", "TorchClient", "TorchModelAdapter",
-           "TorchServerOptimizer", "commons", "job_api_pb2", "job_api_pb2_grpc"]
+__all__ = [
+    "Aggregator",
+    "ClientConnections",
+    "Executor",
+    "MAX_MESSAGE_LENGTH",
+    "TorchClient",
+    "TorchModelAdapter",
+    "TorchServerOptimizer",
+    "commons",
+    "job_api_pb2",
+    "job_api_pb2_grpc",
+]

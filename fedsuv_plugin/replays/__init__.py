@@ -3,6 +3,7 @@
 A replay is a function from its parameters to a report: tables, pictures and notes, with the paper's numbers beside
 ours where the paper gives any. The mechanism here finds replays, writes reports and spreads work over cores.
 """
+
 from __future__ import annotations
 
 import json
@@ -40,23 +41,34 @@ class Report:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     figures: Sequence[str] = ()  # PNGs in the output folder
-    data: dict[str, Any] = field(default_factory=dict)  # every number behind the tables, for results.json
+    data: dict[str, Any] = field(
+        default_factory=dict
+    )  # every number behind the tables, for results.json
 
     def text(self) -> str:
-        return "\n\n".join([*(f"{t.title}\n{columns(t.head, t.rows)}" for t in self.tables), *self.notes])
+        return "\n\n".join(
+            [*(f"{t.title}\n{columns(t.head, t.rows)}" for t in self.tables), *self.notes]
+        )
 
     def save(self, folder: Path, title: str) -> None:
         """report.md and results.json beside the pictures."""
-        parts = [f"# {title}", *(f"## {t.title}\n\n{markdown(t.head, t.rows)}" for t in self.tables),
-                 *self.notes, *(f"![{name}]({name})" for name in self.figures)]
+        parts = [
+            f"# {title}",
+            *(f"## {t.title}\n\n{markdown(t.head, t.rows)}" for t in self.tables),
+            *self.notes,
+            *(f"![{name}]({name})" for name in self.figures),
+        ]
         replace_file(folder / "report.md", lambda f: f.write(("\n\n".join(parts) + "\n").encode()))
-        replace_file(folder / "results.json", lambda f: f.write((json.dumps(self.data, indent=2) + "\n").encode()))
+        replace_file(
+            folder / "results.json",
+            lambda f: f.write((json.dumps(self.data, indent=2) + "\n").encode()),
+        )
 
 
 class Replay(ABC):
     """One experiment. Its parameters can be set with --set; their defaults are what the report is quoted for."""
 
-    name: ClassVar[str]   # <paper>/<figure or table>
+    name: ClassVar[str]  # <paper>/<figure or table>
     shows: ClassVar[str]  # one line
     Params: ClassVar[type[AnyParams]] = NoParams
 
@@ -71,14 +83,18 @@ class Replay(ABC):
 REPLAYS: Catalogue[type[Replay]] = Catalogue("replay")
 
 
-def parallel(work: Callable[[T], R], items: Sequence[T], workers: int | None = None) -> Iterator[tuple[T, R]]:
+def parallel(
+    work: Callable[[T], R], items: Sequence[T], workers: int | None = None
+) -> Iterator[tuple[T, R]]:
     """(item, work(item)) as they finish, over processes; one torch thread each, or the cores fight."""
     workers = min(workers or os.cpu_count() or 1, len(items))
     if workers <= 1:
         for item in items:
             yield item, work(item)
         return
-    context = multiprocessing.get_context("spawn")  # torch does not survive a fork once it has threads
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # torch does not survive a fork once it has threads
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
         futures = {pool.submit(work, item): item for item in items}
         for future in as_completed(futures):

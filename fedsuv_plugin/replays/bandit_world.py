@@ -2,6 +2,7 @@
 
 What a client does in a round depends on the seed, the client and the round alone, so that selectors meet the same luck.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,7 +11,13 @@ import numpy as np
 
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.selectors.base import ACCURACY_GAIN, ClientTable, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    ACCURACY_GAIN,
+    ClientTable,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 
 ON_TIME, LATE = 1.0, 2.0  # seconds of a client that makes the deadline, and of one that misses it
 
@@ -20,40 +27,60 @@ class World:
     """n clients: what a selector may know of them, and what it has to find out."""
 
     validity: np.ndarray  # (n,) chance of making a round's deadline
-    utility: np.ndarray   # (n,) expected utility
+    utility: np.ndarray  # (n,) expected utility
     features: np.ndarray  # (n, d) context
-    noise: float          # standard deviation of an observed utility
+    noise: float  # standard deviation of an observed utility
 
     def clients(self) -> ClientTable:
         n = len(self.validity)
-        return ClientTable(ids=np.arange(1, n + 1), samples=np.ones(n, np.int64), round_samples=np.ones(n, np.int64),
-                           features=self.features, feature_names=tuple(f"x{j}" for j in range(self.features.shape[1])),
-                           expected_duration=np.full(n, ON_TIME), energy=np.zeros(n), position=np.zeros((n, 2)))
+        return ClientTable(
+            ids=np.arange(1, n + 1),
+            samples=np.ones(n, np.int64),
+            round_samples=np.ones(n, np.int64),
+            features=self.features,
+            feature_names=tuple(f"x{j}" for j in range(self.features.shape[1])),
+            expected_duration=np.full(n, ON_TIME),
+            energy=np.zeros(n),
+            position=np.zeros((n, 2)),
+        )
 
 
 @dataclass(frozen=True)
 class Play:
     """What a selector did."""
 
-    selected: np.ndarray   # (n,) times selected
+    selected: np.ndarray  # (n,) times selected
     candidate: np.ndarray  # (n,) rounds in the selector's pool; all rounds, where it keeps none
-    value: np.ndarray      # (rounds,) sum of validity x utility over the cohort, expectations
+    value: np.ndarray  # (rounds,) sum of validity x utility over the cohort, expectations
 
 
-def play(world: World, selector_class: type[Selector], params: Params, rounds: int, k: int, seed: int) -> Play:
+def play(
+    world: World, selector_class: type[Selector], params: Params, rounds: int, k: int, seed: int
+) -> Play:
     clients = world.clients()
     selector = selector_class(params, clients, stream(seed, "selector"))
     n, online = len(clients), np.arange(len(clients))
     selected, candidate, value = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(rounds)
     for t in range(1, rounds + 1):
-        rows = selector.select(RoundView(round=t, total_rounds=rounds, clock=float(t), online=online, clients=clients),
-                               k)
+        rows = selector.select(
+            RoundView(round=t, total_rounds=rounds, clock=float(t), online=online, clients=clients),
+            k,
+        )
         luck = stream(seed, "world", t)
         valid = (luck.random(n) < world.validity)[rows]
         seen = np.where(valid, (world.utility + world.noise * luck.standard_normal(n))[rows], 0.0)
-        selector.update(RoundOutcome(
-            round=t, rows=rows, valid=valid, duration=np.where(valid, ON_TIME, LATE), loss=np.abs(seen), utility=seen,
-            samples=valid.astype(np.int64), signals={ACCURACY_GAIN: valid.astype(float)}))
+        selector.update(
+            RoundOutcome(
+                round=t,
+                rows=rows,
+                valid=valid,
+                duration=np.where(valid, ON_TIME, LATE),
+                loss=np.abs(seen),
+                utility=seen,
+                samples=valid.astype(np.int64),
+                signals={ACCURACY_GAIN: valid.astype(float)},
+            )
+        )
         selected[rows] += 1
         candidate += selector.explain().get("candidate", np.ones(n, bool))
         value[t - 1] = (world.validity * world.utility)[rows].sum()

@@ -5,6 +5,7 @@ gives neither cohort size, features nor noise. Here: a 50 x 50 grid, K = 20, con
 columns that tell nothing, Bernoulli validity, utility noise 0.1. Beside it `random` and `oort` on the same world, and
 FedSUV's other settings.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -33,8 +34,11 @@ class Fig6Params(Params):
     side: int = param(50, "clients along each axis of the grid", low=2)
     k: int = param(20, "clients selected a round", low=1)
     noise: float = param(0.1, "standard deviation of an observed utility", low=0)
-    settings: str = param("all", "all: every invalid_utility and rank; default: the paper's only",
-                          choices=("all", "default"))
+    settings: str = param(
+        "all",
+        "all: every invalid_utility and rank; default: the paper's only",
+        choices=("all", "default"),
+    )
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 
@@ -62,16 +66,30 @@ def make_world(params: Fig6Params, seed: int) -> World:
 
 def play_case(case: Case) -> Play:
     selector = registry.client_manager_class(case.selector).selector_class  # type: ignore[attr-defined]
-    return play(make_world(case.params, case.seed), selector, selector.Params.from_mapping(dict(case.setting)),
-                case.params.rounds, case.params.k, case.seed)
+    return play(
+        make_world(case.params, case.seed),
+        selector,
+        selector.Params.from_mapping(dict(case.setting)),
+        case.params.rounds,
+        case.params.k,
+        case.seed,
+    )
 
 
 def cases(params: Fig6Params) -> list[Case]:
     settings: list[tuple[tuple[str, str], ...]] = [()]
     if params.settings == "all":
-        settings += [(("invalid_utility", "zero"),), (("invalid_utility", "unseen"),), (("rank", "product"),)]
+        settings += [
+            (("invalid_utility", "zero"),),
+            (("invalid_utility", "unseen"),),
+            (("rank", "product"),),
+        ]
     methods = [("fedsuv", setting) for setting in settings] + [("oort", ()), ("random", ())]
-    return [Case(name, setting, seed, params) for name, setting in methods for seed in range(params.seeds)]
+    return [
+        Case(name, setting, seed, params)
+        for name, setting in methods
+        for seed in range(params.seeds)
+    ]
 
 
 @REPLAYS.add("fedsuv/fig6")
@@ -83,7 +101,9 @@ class Fig6(Replay):
     def run(self, folder: Path, say: Say) -> Report:
         plays: dict[str, dict[int, Play]] = {}
         todo = cases(self.params)
-        for done, (case, result) in enumerate(parallel(play_case, todo, self.params.workers), start=1):
+        for done, (case, result) in enumerate(
+            parallel(play_case, todo, self.params.workers), start=1
+        ):
             plays.setdefault(case.label, {})[case.seed] = result
             say(f"{done}/{len(todo)}  {case.label}, seed {case.seed}")
         plays = {label: plays[label] for label in dict.fromkeys(case.label for case in todo)}
@@ -93,32 +113,64 @@ class Fig6(Replay):
 
 
 def report(plays: dict[str, dict[int, Play]], world: World, params: Fig6Params) -> Report:
-    per_seed = {label: {seed: summary(p, world, params) for seed, p in sorted(by_seed.items())}
-                for label, by_seed in plays.items()}
+    per_seed = {
+        label: {seed: summary(p, world, params) for seed, p in sorted(by_seed.items())}
+        for label, by_seed in plays.items()
+    }
     fedsuv = list(plays["fedsuv"].values())
     methods = Table(
         f"Value per pick (validity x utility, expectations) over {params.rounds} rounds, mean of {params.seeds} worlds",
-        ["method", "value/pick", "share of the best fixed cohort", *(f"seed {s}" for s in range(params.seeds)),
-         f"rounds as candidate, validity < {LOW_VALIDITY}"],
-        [[label, f"{_mean(rows, 'value_per_pick'):.3f}", f"{_mean(rows, 'share_of_best'):.3f}",
-          *(f"{row['value_per_pick']:.3f}" for row in rows.values()),
-          f"{_mean(rows, 'low_validity_candidate_rounds'):.1f}" if label.startswith("fedsuv") else "-"]
-         for label, rows in per_seed.items()])
-    tables = [methods, *(bands(what, np.mean([getattr(p, key) for p in fedsuv], axis=0), world)
-                         for what, key in (("Rounds as candidate", "candidate"), ("Times selected", "selected")))]
+        [
+            "method",
+            "value/pick",
+            "share of the best fixed cohort",
+            *(f"seed {s}" for s in range(params.seeds)),
+            f"rounds as candidate, validity < {LOW_VALIDITY}",
+        ],
+        [
+            [
+                label,
+                f"{_mean(rows, 'value_per_pick'):.3f}",
+                f"{_mean(rows, 'share_of_best'):.3f}",
+                *(f"{row['value_per_pick']:.3f}" for row in rows.values()),
+                f"{_mean(rows, 'low_validity_candidate_rounds'):.1f}"
+                if label.startswith("fedsuv")
+                else "-",
+            ]
+            for label, rows in per_seed.items()
+        ],
+    )
+    tables = [
+        methods,
+        *(
+            bands(what, np.mean([getattr(p, key) for p in fedsuv], axis=0), world)
+            for what, key in (("Rounds as candidate", "candidate"), ("Times selected", "selected"))
+        ),
+    ]
     low = _mean(per_seed["fedsuv"], "low_validity_candidate_rounds")
-    note = (f"The paper reads that clients with validity below {LOW_VALIDITY} take part in about {PAPER_ROUNDS} of 100 "
-            f"rounds; here they are candidates in {low:.1f} of {params.rounds}.")
-    return Report(tables, [note], ["fig6.png"], {"params": {k: getattr(params, k) for k in Fig6Params.__annotations__},
-                                                 "methods": per_seed})
+    note = (
+        f"The paper reads that clients with validity below {LOW_VALIDITY} take part in about {PAPER_ROUNDS} of 100 "
+        f"rounds; here they are candidates in {low:.1f} of {params.rounds}."
+    )
+    return Report(
+        tables,
+        [note],
+        ["fig6.png"],
+        {
+            "params": {k: getattr(params, k) for k in Fig6Params.__annotations__},
+            "methods": per_seed,
+        },
+    )
 
 
 def summary(result: Play, world: World, params: Fig6Params) -> dict[str, Any]:
-    best = np.sort(world.validity * world.utility)[-params.k:].sum()
+    best = np.sort(world.validity * world.utility)[-params.k :].sum()
     low = world.validity < LOW_VALIDITY
-    return {"value_per_pick": float(result.value.sum() / result.selected.sum()),
-            "share_of_best": float(result.value.sum() / (best * params.rounds)),
-            "low_validity_candidate_rounds": float(result.candidate[low].mean())}
+    return {
+        "value_per_pick": float(result.value.sum() / result.selected.sum()),
+        "share_of_best": float(result.value.sum() / (best * params.rounds)),
+        "low_validity_candidate_rounds": float(result.candidate[low].mean()),
+    }
 
 
 def _mean(rows: dict[int, dict[str, Any]], key: str) -> float:
@@ -130,12 +182,19 @@ def bands(what: str, values: np.ndarray, world: World) -> Table:
     edges = list(zip(BANDS[:-1], BANDS[1:], strict=True))
 
     def cell(low_v: float, high_v: float, low_u: float, high_u: float) -> str:
-        inside = ((world.validity >= low_v) & (world.validity < high_v)
-                  & (world.utility >= low_u) & (world.utility < high_u))
+        inside = (
+            (world.validity >= low_v)
+            & (world.validity < high_v)
+            & (world.utility >= low_u)
+            & (world.utility < high_u)
+        )
         return f"{values[inside].mean():.2f}" if inside.any() else "-"
-    return Table(f"{what} (fedsuv, mean of clients and worlds)",
-                 ["utility \\ validity", *(f"{a:.1f}-{b:.1f}" for a, b in edges)],
-                 [[f"{a:.1f}-{b:.1f}", *(cell(*v, a, b) for v in edges)] for a, b in reversed(edges)])
+
+    return Table(
+        f"{what} (fedsuv, mean of clients and worlds)",
+        ["utility \\ validity", *(f"{a:.1f}-{b:.1f}" for a, b in edges)],
+        [[f"{a:.1f}-{b:.1f}", *(cell(*v, a, b) for v in edges)] for a, b in reversed(edges)],
+    )
 
 
 def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
@@ -144,12 +203,18 @@ def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
 
     titles = {"candidate": "(a) rounds as candidate", "selected": "(b) times selected"}
     with picture(path, 2, (12, 5.2)) as (figure, axes):
-        figure.suptitle(f"FedSUV, {params.side ** 2:,} clients, {params.rounds} rounds, {params.k} a round, "
-                        f"mean of {len(plays)} worlds")
+        figure.suptitle(
+            f"FedSUV, {params.side**2:,} clients, {params.rounds} rounds, {params.k} a round, "
+            f"mean of {len(plays)} worlds"
+        )
         for ax, (key, title) in zip(axes, titles.items(), strict=True):
-            grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(params.side, params.side)
+            grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(
+                params.side, params.side
+            )
             # by the square root: a few clients are selected often, and the others should still be seen to differ
             norm = PowerNorm(0.5, vmin=0) if key == "selected" else None
-            image = ax.imshow(grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm)
+            image = ax.imshow(
+                grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm
+            )
             ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
             figure.colorbar(image, ax=ax, shrink=0.9)

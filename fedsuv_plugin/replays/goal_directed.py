@@ -2,6 +2,7 @@
 
 The jobs are in goal_directed_jobs.py, which says what the paper leaves open.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,12 +14,22 @@ import numpy as np
 
 from fedsuv_plugin.params import param
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table
-from fedsuv_plugin.replays.goal_directed_jobs import IID, JobsParams, Trial, as_data, draw_curves, run_all
+from fedsuv_plugin.replays.goal_directed_jobs import (
+    IID,
+    JobsParams,
+    Trial,
+    as_data,
+    draw_curves,
+    run_all,
+)
 
 TARGETS = (0.75, 0.78, 0.82, 0.85)
-PAPER_SLOTS = {"optimal": ("6.00", "7.00", "11.00", "19.00"), "random": ("40.24", "391.24", "> 500", "> 500"),
-               "quick_init_ucb": ("9.92", "13.55", "26.42", "111.22"),
-               "bp_ucb": ("14.09", "23.63", "57.95", "131.81")}
+PAPER_SLOTS = {
+    "optimal": ("6.00", "7.00", "11.00", "19.00"),
+    "random": ("40.24", "391.24", "> 500", "> 500"),
+    "quick_init_ucb": ("9.92", "13.55", "26.42", "111.22"),
+    "bp_ucb": ("14.09", "23.63", "57.95", "131.81"),
+}
 # What the paper says of the curves' ends: Quick-Init from 76.62 % (random) to 86.57 %, 1.44 % below the optimal one;
 # BP-UCB from 72.02 % to 86.28 %, within 3.12 %.
 PAPER_FINAL_FIG7 = {"optimal": "0.880", "quick_init_ucb": "0.866", "random": "0.766"}
@@ -35,8 +46,12 @@ class Curves(Replay):
     def run(self, folder: Path, say: Say) -> Report:
         found = run_all(self.params, say)
         draw_curves(folder / self.figure, found, f"Mean and range of {self.params.trials} trials")
-        return Report([final_table(found, self.params, self.paper_final), frequency_table(found)], [], [self.figure],
-                      as_data(found))
+        return Report(
+            [final_table(found, self.params, self.paper_final), frequency_table(found)],
+            [],
+            [self.figure],
+            as_data(found),
+        )
 
 
 @REPLAYS.add("goal_directed/fig7")
@@ -73,8 +88,16 @@ class Table1(Replay):
     def run(self, folder: Path, say: Say) -> Report:
         found = run_all(self.params, say)
         draw_curves(folder / "table1.png", found, f"Mean and range of {self.params.trials} trials")
-        return Report([slots_table(found, self.params), final_table(found, self.params, PAPER_FINAL_FIG7),
-                       frequency_table(found)], [], ["table1.png"], as_data(found))
+        return Report(
+            [
+                slots_table(found, self.params),
+                final_table(found, self.params, PAPER_FINAL_FIG7),
+                frequency_table(found),
+            ],
+            [],
+            ["table1.png"],
+            as_data(found),
+        )
 
 
 def slots_to(accuracy: Sequence[float] | np.ndarray, target: float) -> int | None:
@@ -89,11 +112,20 @@ def slots_table(found: dict[str, list[Trial]], params: JobsParams) -> Table:
     for method, trials in found.items():
         for i, target in enumerate(TARGETS):
             each = [slots_to(t.average, target) for t in trials]
-            rows.append([method, f"{target:g}", mean_slots(each, params.slots),
-                         " ".join("-" if s is None else str(s) for s in each),
-                         PAPER_SLOTS[method][i] if method in PAPER_SLOTS else ""])
-    return Table(f"Time slots to a target, mean of {params.trials} trials of {params.slots} slots",
-                 ["method", "target", "slots", "each trial", "paper (100 trials, 500 slots)"], rows)
+            rows.append(
+                [
+                    method,
+                    f"{target:g}",
+                    mean_slots(each, params.slots),
+                    " ".join("-" if s is None else str(s) for s in each),
+                    PAPER_SLOTS[method][i] if method in PAPER_SLOTS else "",
+                ]
+            )
+    return Table(
+        f"Time slots to a target, mean of {params.trials} trials of {params.slots} slots",
+        ["method", "target", "slots", "each trial", "paper (100 trials, 500 slots)"],
+        rows,
+    )
 
 
 def mean_slots(each: list[int | None], slots: int) -> str:
@@ -102,14 +134,31 @@ def mean_slots(each: list[int | None], slots: int) -> str:
 
 def final_table(found: dict[str, list[Trial]], params: JobsParams, paper: dict[str, str]) -> Table:
     final = {method: [float(t.average[-1]) for t in trials] for method, trials in found.items()}
-    rows = [[method, f"{np.mean(each):.4f}", " ".join(f"{a:.3f}" for a in each),
-             f"{np.mean(final['optimal']) - np.mean(each):+.4f}" if "optimal" in final else "", paper.get(method, ""),
-             f"{np.mean([t.opinion[1:] for t in found[method]]):.4f}",
-             f"{np.mean([t.accuracy[1:] for t in found[method]]):.4f}"]
-            for method, each in final.items()]
-    return Table(f"After {params.slots} slots",
-                 ["method", "average accuracy", "each trial", "optimal minus it", "paper, 200 slots",
-                  "mean reward of a slot", "its test accuracy"], rows)
+    rows = [
+        [
+            method,
+            f"{np.mean(each):.4f}",
+            " ".join(f"{a:.3f}" for a in each),
+            f"{np.mean(final['optimal']) - np.mean(each):+.4f}" if "optimal" in final else "",
+            paper.get(method, ""),
+            f"{np.mean([t.opinion[1:] for t in found[method]]):.4f}",
+            f"{np.mean([t.accuracy[1:] for t in found[method]]):.4f}",
+        ]
+        for method, each in final.items()
+    ]
+    return Table(
+        f"After {params.slots} slots",
+        [
+            "method",
+            "average accuracy",
+            "each trial",
+            "optimal minus it",
+            "paper, 200 slots",
+            "mean reward of a slot",
+            "its test accuracy",
+        ],
+        rows,
+    )
 
 
 def frequency_table(found: dict[str, list[Trial]]) -> Table:
@@ -117,7 +166,16 @@ def frequency_table(found: dict[str, list[Trial]]) -> Table:
     rows = []
     for method, trials in found.items():
         times = np.mean([t.times_selected for t in trials], axis=0)
-        rows.append([method, f"{times[:IID].mean():.1f}", f"{times[IID:].mean():.1f}",
-                     "228.95 / 90.34" if method == "quick_init_ucb" else ""])
-    return Table(f"Slots in which a client is selected (figure 6; clients 1-{IID} are IID)",
-                 ["method", "IID client", "other client", "paper"], rows)
+        rows.append(
+            [
+                method,
+                f"{times[:IID].mean():.1f}",
+                f"{times[IID:].mean():.1f}",
+                "228.95 / 90.34" if method == "quick_init_ucb" else "",
+            ]
+        )
+    return Table(
+        f"Slots in which a client is selected (figure 6; clients 1-{IID} are IID)",
+        ["method", "IID client", "other client", "paper"],
+        rows,
+    )

@@ -19,6 +19,7 @@ at random, an IID client is selected 2.3 times as often as another (figure 6: 2.
 The SVM starts at zero. A fifth of a client's samples is held out for its opinions. Data and luck depend on the trial
 alone, so that methods meet the same world.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -47,11 +48,18 @@ class JobsParams(Params):
     trials: int = param(5, "Monte-Carlo trials per method (the paper: 100)", low=1)
     slots: int = param(200, "time slots of a job; 80 take some 3 minutes on a core", low=1)
     methods: str = param(",".join(METHODS), "what to compare")
-    classes_each: int = param(2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES)
+    classes_each: int = param(
+        2, "classes of a client that is not IID; 1: the hardest", low=1, high=CLASSES
+    )
     mu: float = param(1.0, "quick_init_ucb.mu; the paper's is 1", low=0)
-    ties: str = param("listed", "quick_init_ucb.ties; random: the IID clients' low numbers do not help",
-                      choices=("listed", "random"))
-    upload_success: float = param(1.0, "theta, the chance that an update reaches the server", low=0, high=1)
+    ties: str = param(
+        "listed",
+        "quick_init_ucb.ties; random: the IID clients' low numbers do not help",
+        choices=("listed", "random"),
+    )
+    upload_success: float = param(
+        1.0, "theta, the chance that an update reaches the server", low=0, high=1
+    )
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 
@@ -64,8 +72,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Trial:
-    opinion: list[float]       # mean of all clients (eq. 8): before training, then after every slot
-    accuracy: list[float]      # on the test set, at the same times
+    opinion: list[float]  # mean of all clients (eq. 8): before training, then after every slot
+    accuracy: list[float]  # on the test set, at the same times
     times_selected: list[int]  # slots of each client
 
     @property
@@ -82,8 +90,13 @@ def run_all(params: JobsParams, say: Say) -> dict[str, list[Trial]]:
     found: dict[str, dict[int, Trial]] = {method: {} for method in methods}
     for done, (case, result) in enumerate(parallel(run_case, todo, params.workers), start=1):
         found[case.method][case.trial] = result
-        say(f"{done}/{len(todo)}  {case.method}, trial {case.trial}: average {result.average[-1]:.4f}")
-    return {method: [by_trial[trial] for trial in sorted(by_trial)] for method, by_trial in found.items()}
+        say(
+            f"{done}/{len(todo)}  {case.method}, trial {case.trial}: average {result.average[-1]:.4f}"
+        )
+    return {
+        method: [by_trial[trial] for trial in sorted(by_trial)]
+        for method, by_trial in found.items()
+    }
 
 
 def run_case(case: Case) -> Trial:
@@ -91,14 +104,24 @@ def run_case(case: Case) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         shared = Path(folder) / "owners.csv"
         write_owners(shared, case.trial, params.classes_each)
-        rounds, metrics = play_job(CONFIG, {
-            "seed": case.trial, "rounds": params.slots * SLOT_ROUNDS, "data_map_file": str(shared),
-            "upload_success": params.upload_success, "quick_init_ucb.mu": params.mu, "quick_init_ucb.ties": params.ties,
-            **selector_keys(case)})
+        rounds, metrics = play_job(
+            CONFIG,
+            {
+                "seed": case.trial,
+                "rounds": params.slots * SLOT_ROUNDS,
+                "data_map_file": str(shared),
+                "upload_success": params.upload_success,
+                "quick_init_ucb.mu": params.mu,
+                "quick_init_ucb.ties": params.ties,
+                **selector_keys(case),
+            },
+        )
     times = np.zeros(CLIENTS, np.int64)
     for record in rounds[::SLOT_ROUNDS]:
         times[np.array(record["asked"], np.int64) - 1] += 1
-    return Trial([m["clients_mean"] for m in metrics], [m["accuracy"] for m in metrics], times.tolist())
+    return Trial(
+        [m["clients_mean"] for m in metrics], [m["accuracy"] for m in metrics], times.tolist()
+    )
 
 
 def selector_keys(case: Case) -> dict[str, object]:
@@ -118,7 +141,10 @@ def draw_set(rng: np.random.Generator) -> list[int]:
 
 
 def schedule(sets: list[list[int]]) -> dict[str, object]:
-    return {"sample_mode": "oracle", "oracle.clients": ";".join(",".join(map(str, ids)) for ids in sets)}
+    return {
+        "sample_mode": "oracle",
+        "oracle.clients": ";".join(",".join(map(str, ids)) for ids in sets),
+    }
 
 
 def write_owners(path: Path, trial: int, classes_each: int) -> None:
@@ -137,7 +163,9 @@ def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> n
     owner = np.full(len(labels), -1)
     for client in range(CLIENTS):
         low, high = IID_SIZES if client < IID else OTHER_SIZES
-        classes = np.arange(CLASSES) if client < IID else rng.choice(CLASSES, classes_each, replace=False)
+        classes = (
+            np.arange(CLASSES) if client < IID else rng.choice(CLASSES, classes_each, replace=False)
+        )
         free = np.flatnonzero((owner < 0) & np.isin(labels, classes))
         owner[rng.choice(free, rng.integers(low, high + 1), replace=False)] = client
     return owner
@@ -156,5 +184,10 @@ def draw_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
 
 
 def as_data(found: dict[str, list[Trial]]) -> dict[str, Any]:
-    return {method: [{"opinion": t.opinion, "accuracy": t.accuracy, "times_selected": t.times_selected} for t in trials]
-            for method, trials in found.items()}
+    return {
+        method: [
+            {"opinion": t.opinion, "accuracy": t.accuracy, "times_selected": t.times_selected}
+            for t in trials
+        ]
+        for method, trials in found.items()
+    }

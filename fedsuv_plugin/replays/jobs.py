@@ -1,4 +1,5 @@
 """Real jobs for replays: one job file, run again with other keys, and what became of it."""
+
 from __future__ import annotations
 
 import tempfile

@@ -3,6 +3,7 @@
 A row indexes the client table. A selector knows nothing of FedScale, files or clocks; it gets a view of the round,
 returns rows, and learns from the outcome. Everything random comes from the generator it is given.
 """
+
 from __future__ import annotations
 
 import copy
@@ -17,31 +18,41 @@ from fedsuv_plugin.params import NoParams
 from fedsuv_plugin.params import Params as AnyParams
 
 # What a selector may ask of the clients beyond loss statistics; clients compute only what is asked for.
-ACCURACY_GAIN = "accuracy_gain"            # accuracy on the samples trained on, after minus before
-DIRECTION = "direction"                    # (received weights - own weights) / learning rate, flat
-WEIGHTS = "weights"                        # own weights after training, flat
+ACCURACY_GAIN = "accuracy_gain"  # accuracy on the samples trained on, after minus before
+DIRECTION = "direction"  # (received weights - own weights) / learning rate, flat
+WEIGHTS = "weights"  # own weights after training, flat
 INTERVIEW_ACCURACY = "interview_accuracy"  # accuracy of the own model on the server's interview set
-OPINIONS = "opinions"                      # accuracy of the received model on the client's own held-out data
-LOSS = "loss"                              # mean loss of the received model on the client's own training data
+OPINIONS = "opinions"  # accuracy of the received model on the client's own held-out data
+LOSS = "loss"  # mean loss of the received model on the client's own training data
 NEEDS = (ACCURACY_GAIN, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY, OPINIONS, LOSS)
-PROBES = (LOSS, OPINIONS, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY)  # what a probe may ask for, of the received model
+PROBES = (
+    LOSS,
+    OPINIONS,
+    DIRECTION,
+    WEIGHTS,
+    INTERVIEW_ACCURACY,
+)  # what a probe may ask for, of the received model
 # What it may ask of the server.
-GLOBAL_ACCURACY = "global_accuracy"        # accuracy and loss of the global model on test data, every round
-PUBLIC_LOSS = "public_loss"                # the loss of any parameters on the server's public set
+GLOBAL_ACCURACY = (
+    "global_accuracy"  # accuracy and loss of the global model on test data, every round
+)
+PUBLIC_LOSS = "public_loss"  # the loss of any parameters on the server's public set
 
 
 @dataclass(frozen=True)
 class ClientTable:
     """What the server knows of the n clients before any feedback; row i is client ids[i]."""
 
-    ids: np.ndarray                # (n,) int64, FedScale's ids, 1-based
-    samples: np.ndarray            # (n,) int64, training samples
-    round_samples: np.ndarray      # (n,) int64, distinct samples one participation trains on
-    features: np.ndarray           # (n, d) float64, the trace's columns
+    ids: np.ndarray  # (n,) int64, FedScale's ids, 1-based
+    samples: np.ndarray  # (n,) int64, training samples
+    round_samples: np.ndarray  # (n,) int64, distinct samples one participation trains on
+    features: np.ndarray  # (n, d) float64, the trace's columns
     feature_names: tuple[str, ...]  # d names
     expected_duration: np.ndarray  # (n,) float64, seconds of one participation without fluctuation
-    energy: np.ndarray             # (n,) float64, joules of one participation without fluctuation; 0 if unknown
-    position: np.ndarray           # (n, 2) float64, metres in a square of 1 km
+    energy: (
+        np.ndarray
+    )  # (n,) float64, joules of one participation without fluctuation; 0 if unknown
+    position: np.ndarray  # (n, 2) float64, metres in a square of 1 km
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,10 +62,14 @@ class ClientTable:
 class Probe:
     """A question to clients that trains nobody's model into the global one."""
 
-    kind: str             # one of PROBES
-    rows: np.ndarray      # whom to ask
-    stream: bool = False  # answers go to `receive` one by one, in the order of rows, instead of being kept
-    more: bool = False    # `probe` wants to be called again, with this one's answer, before the selection
+    kind: str  # one of PROBES
+    rows: np.ndarray  # whom to ask
+    stream: bool = (
+        False  # answers go to `receive` one by one, in the order of rows, instead of being kept
+    )
+    more: bool = (
+        False  # `probe` wants to be called again, with this one's answer, before the selection
+    )
 
     def __post_init__(self) -> None:
         if self.kind not in PROBES:
@@ -64,25 +79,31 @@ class Probe:
 @dataclass(frozen=True)
 class ProbeAnswer:
     kind: str
-    rows: np.ndarray    # (m,) those that answered with finite numbers
-    values: np.ndarray  # (m, p) for direction and weights, (m, 0) where they were streamed, else (m,)
+    rows: np.ndarray  # (m,) those that answered with finite numbers
+    values: (
+        np.ndarray
+    )  # (m, p) for direction and weights, (m, 0) where they were streamed, else (m,)
 
 
 @dataclass(frozen=True)
 class RoundView:
     """What a selector may look at when it chooses."""
 
-    round: int           # 1, 2, ...
+    round: int  # 1, 2, ...
     total_rounds: int
-    clock: float         # virtual seconds since the job began
-    online: np.ndarray   # (m,) rows that can be chosen, ascending
+    clock: float  # virtual seconds since the job began
+    online: np.ndarray  # (m,) rows that can be chosen, ascending
     clients: ClientTable
     probe: ProbeAnswer | None = None
-    seats: int | None = None       # the k of the coming `select`, where it is known
+    seats: int | None = None  # the k of the coming `select`, where it is known
     accuracy: float | None = None  # of the current global model, where it was evaluated
     test_loss: float | None = None
-    weights: np.ndarray | None = None  # (p,) float32, global parameters; if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed
-    public_loss: Callable[[np.ndarray], float] | None = None  # parameters (p,) -> mean loss; if PUBLIC_LOSS is needed
+    weights: np.ndarray | None = (
+        None  # (p,) float32, global parameters; if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed
+    )
+    public_loss: Callable[[np.ndarray], float] | None = (
+        None  # parameters (p,) -> mean loss; if PUBLIC_LOSS is needed
+    )
 
 
 @dataclass(frozen=True)
@@ -93,13 +114,17 @@ class RoundOutcome:
     have reported is 0."""
 
     round: int
-    rows: np.ndarray      # (m,) asked
-    valid: np.ndarray     # (m,) bool
+    rows: np.ndarray  # (m,) asked
+    valid: np.ndarray  # (m,) bool
     duration: np.ndarray  # (m,) seconds, also of those who missed the round
-    loss: np.ndarray      # (m,) mean training loss
-    utility: np.ndarray   # (m,) |B| sqrt(mean squared sample loss), FedScale's and Oort's statistical utility
-    samples: np.ndarray   # (m,) distinct samples trained on
-    signals: dict[str, np.ndarray] = field(default_factory=dict)  # what was asked for in `needs`, (m,) or (m, p)
+    loss: np.ndarray  # (m,) mean training loss
+    utility: (
+        np.ndarray
+    )  # (m,) |B| sqrt(mean squared sample loss), FedScale's and Oort's statistical utility
+    samples: np.ndarray  # (m,) distinct samples trained on
+    signals: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # what was asked for in `needs`, (m,) or (m, p)
     accuracy: float | None = None  # of the global model after the round, where it was evaluated
     test_loss: float | None = None
 
@@ -111,9 +136,13 @@ class Selector(ABC):
     paper: ClassVar[str]  # one line: authors, title, venue
     needs: ClassVar[frozenset[str]] = frozenset()
     Params: ClassVar[type[AnyParams]] = NoParams
-    time_slots: ClassVar[bool] = False   # keeps one cohort for several rounds, less those who are offline
-    free_cohort: bool = False            # its cohort may be smaller or larger than k; all of it is aggregated
-    state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; `state_dict` carries them and the generator
+    time_slots: ClassVar[bool] = (
+        False  # keeps one cohort for several rounds, less those who are offline
+    )
+    free_cohort: bool = False  # its cohort may be smaller or larger than k; all of it is aggregated
+    state: ClassVar[
+        tuple[str, ...]
+    ] = ()  # attributes that are learned; `state_dict` carries them and the generator
 
     def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
         self.params: Any = params
@@ -159,7 +188,10 @@ class Selector(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state, **{name: getattr(self, name) for name in self.state}}
+        return {
+            "rng": self.rng.bit_generator.state,
+            **{name: getattr(self, name) for name in self.state},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]

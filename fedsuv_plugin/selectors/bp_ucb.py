@@ -22,6 +22,7 @@ Departures
     paper 0.86. The paper "uses the test data set" for opinions; if that means shares of one IID test set, there was no
     such pull.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -37,20 +38,29 @@ from fedsuv_plugin.params import param
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, best
 from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
 
-MARGIN = 1e-6           # opinions stay so far from 0 and 1 in a local function
-SLACK = 1.1             # the default radius over the smallest that connects everyone
+MARGIN = 1e-6  # opinions stay so far from 0 and 1 in a local function
+SLACK = 1.1  # the default radius over the smallest that connects everyone
 EXACT_DIAMETER = 10_000  # clients up to which the diameter is exact
-NO_OPINION = 0.5        # of clients before anyone has told one
+NO_OPINION = 0.5  # of clients before anyone has told one
 
 
 @dataclass(frozen=True, kw_only=True)
 class BPUCBParams(SlotParams):
     mu: float = param(0.01, "width of the confidence bound; 0: none", low=0)
-    fading_c_db: float = param(-30.0, "C of the coupling -C d^beta, in dB; very low: neighbours do not matter")
-    fading_beta: float = param(3.7, "beta of the coupling; large: only the farthest neighbours matter", low=0)
+    fading_c_db: float = param(
+        -30.0, "C of the coupling -C d^beta, in dB; very low: neighbours do not matter"
+    )
+    fading_beta: float = param(
+        3.7, "beta of the coupling; large: only the farthest neighbours matter", low=0
+    )
     radius_km: float | None = param(
-        None, "who is within it is a neighbour; none: 1.1 times the longest edge of the minimum spanning tree", above=0)
-    bp_tolerance: float = param(1e-9, "change of a message at which belief propagation stops", low=0)
+        None,
+        "who is within it is a neighbour; none: 1.1 times the longest edge of the minimum spanning tree",
+        above=0,
+    )
+    bp_tolerance: float = param(
+        1e-9, "change of a message at which belief propagation stops", low=0
+    )
     bp_iterations: int = param(1000, "sweeps after which it stops anyway, and says so", low=1)
 
 
@@ -59,20 +69,27 @@ class Graph:
     """Directed edges, each undirected one twice: edge e and the reverse of it, reverse[e]."""
 
     n: int
-    source: np.ndarray   # (2m,)
-    target: np.ndarray   # (2m,)
-    km: np.ndarray       # (2m,) length
+    source: np.ndarray  # (2m,)
+    target: np.ndarray  # (2m,)
+    km: np.ndarray  # (2m,) length
     reverse: np.ndarray  # (2m,)
 
     @classmethod
     def of_pairs(cls, pairs: np.ndarray, km: np.ndarray, n: int) -> Graph:
         m = len(pairs)
         first, second = pairs.reshape(m, 2).T
-        return cls(n, np.concatenate([first, second]), np.concatenate([second, first]), np.concatenate([km, km]),
-                   np.concatenate([np.arange(m, 2 * m), np.arange(m)]))
+        return cls(
+            n,
+            np.concatenate([first, second]),
+            np.concatenate([second, first]),
+            np.concatenate([km, km]),
+            np.concatenate([np.arange(m, 2 * m), np.arange(m)]),
+        )
 
     def matrix(self) -> coo_array:
-        return coo_array((np.ones(len(self.source)), (self.source, self.target)), (self.n, self.n)).tocsr()
+        return coo_array(
+            (np.ones(len(self.source)), (self.source, self.target)), (self.n, self.n)
+        ).tocsr()
 
     def diameter(self, central: int) -> int:
         """Most hops between two clients; past EXACT_DIAMETER clients an upper bound from the `central` one.
@@ -91,7 +108,9 @@ class Graph:
             open_ones = np.flatnonzero(low < high)
             if not len(open_ones):
                 break
-            client = int(open_ones[np.argmax(high[open_ones]) if widest else np.argmin(low[open_ones])])
+            client = int(
+                open_ones[np.argmax(high[open_ones]) if widest else np.argmin(low[open_ones])]
+            )
             widest = not widest
         return int(low.max())
 
@@ -103,8 +122,14 @@ class Beliefs:
     converged: bool
 
 
-def propagate(graph: Graph, field: np.ndarray, coupling: np.ndarray, tolerance: float, sweeps: int,
-              start: np.ndarray | None = None) -> Beliefs:
+def propagate(
+    graph: Graph,
+    field: np.ndarray,
+    coupling: np.ndarray,
+    tolerance: float,
+    sweeps: int,
+    start: np.ndarray | None = None,
+) -> Beliefs:
     """Sum-product with local fields (n,) and couplings (2m,): eq. (28), all messages at once, O(edges) a sweep."""
     messages = np.zeros(len(coupling)) if start is None else start
     done, change = 0, np.inf if len(coupling) else 0.0
@@ -139,12 +164,18 @@ def connecting_radius(points: np.ndarray) -> float:
         return 0.0
     try:
         corners = Delaunay(points).simplices  # its edges contain the tree's
-        pairs = np.unique(np.sort(np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]), axis=1),
-                          axis=0)
+        pairs = np.unique(
+            np.sort(
+                np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]), axis=1
+            ),
+            axis=0,
+        )
     except QhullError:  # all on a line, where `unique` has put neighbours side by side
         pairs = np.column_stack([np.arange(len(points) - 1), np.arange(1, len(points))])
     lengths = _distances(points, pairs)
-    tree = minimum_spanning_tree(coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points))).tocsr())
+    tree = minimum_spanning_tree(
+        coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points))).tocsr()
+    )
     return float(tree.data.max())
 
 
@@ -160,8 +191,10 @@ def neighbour_graph(km: np.ndarray, radius: float | None) -> Graph:
     graph = Graph.of_pairs(pairs, _distances(km, pairs), len(km))
     parts = int(connected_components(graph.matrix(), directed=False)[0])
     if parts > 1:
-        raise UserError(f"bp_ucb.radius_km: {reach:g} leaves the clients in {parts} groups that cannot reach each "
-                        f"other; expected at least {needed:.4g}, or none")
+        raise UserError(
+            f"bp_ucb.radius_km: {reach:g} leaves the clients in {parts} groups that cannot reach each "
+            f"other; expected at least {needed:.4g}, or none"
+        )
     return graph
 
 
@@ -169,29 +202,45 @@ class BPUCB(TimeSlotSelector):
     name = "bp_ucb"
     paper = "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (BP-UCB)"
     Params = BPUCBParams
-    state = (*TimeSlotSelector.state, "opinion", "opinion_mean", "count", "told", "belief", "score", "sweeps",
-             "converged")
+    state = (
+        *TimeSlotSelector.state,
+        "opinion",
+        "opinion_mean",
+        "count",
+        "told",
+        "belief",
+        "score",
+        "sweeps",
+        "converged",
+    )
     opinions_first = True
 
     def __init__(self, params: BPUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n, km = len(clients), clients.position / 1000
         self._graph = neighbour_graph(km, params.radius_km)
-        self._coupling = -10 ** (params.fading_c_db / 10) * self._graph.km ** params.fading_beta
+        self._coupling = -(10 ** (params.fading_c_db / 10)) * self._graph.km**params.fading_beta
         central = int(np.argmin(np.hypot(*(km - km.mean(axis=0)).T)))
         self._exchanges = self._graph.diameter(central)
-        self.opinion = np.full(n, NO_OPINION)       # (n,) the latest
-        self.told = np.zeros(n, bool)               # (n,) it is the client's own
-        self.opinion_mean = np.full(n, NO_OPINION)  # (n,) over the slots it took part in, and the first
-        self.count = np.ones(n, np.int64)           # (n,) how many those are
-        self.belief = np.full(n, 0.5)               # (n,) probability that it should be selected
-        self.score = np.zeros(n)                    # (n,) eq. (17)
+        self.opinion = np.full(n, NO_OPINION)  # (n,) the latest
+        self.told = np.zeros(n, bool)  # (n,) it is the client's own
+        self.opinion_mean = np.full(
+            n, NO_OPINION
+        )  # (n,) over the slots it took part in, and the first
+        self.count = np.ones(n, np.int64)  # (n,) how many those are
+        self.belief = np.full(n, 0.5)  # (n,) probability that it should be selected
+        self.score = np.zeros(n)  # (n,) eq. (17)
         self.sweeps, self.converged = 0, True
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         """Algorithm 2, lines 3-5 and 16-19; t = 1 is the initialisation."""
-        found = propagate(self._graph, local_field(self.opinion), self._coupling, self.params.bp_tolerance,
-                          self.params.bp_iterations)
+        found = propagate(
+            self._graph,
+            local_field(self.opinion),
+            self._coupling,
+            self.params.bp_tolerance,
+            self.params.bp_iterations,
+        )
         self.belief, self.sweeps, self.converged = found.probability, found.sweeps, found.converged
         bonus = self.params.mu * np.sqrt(np.log(self.slot + 1) / self.count)
         self.score = self.opinion_mean + self.belief / len(self.clients) + bonus
@@ -215,8 +264,18 @@ class BPUCB(TimeSlotSelector):
         self.opinion[~self.told] = self.opinion[self.told].mean()
 
     def explain(self) -> dict[str, np.ndarray]:
-        return {"opinion_mean": self.opinion_mean, "belief": self.belief, "count": self.count, "score": self.score}
+        return {
+            "opinion_mean": self.opinion_mean,
+            "belief": self.belief,
+            "count": self.count,
+            "score": self.score,
+        }
 
     def diagnostics(self) -> dict[str, Any]:
-        return {**super().diagnostics(), "bp_sweeps": self.sweeps, "bp_converged": self.converged,
-                "exchanges": self._exchanges, "messages": len(self._graph.source) * self._exchanges}
+        return {
+            **super().diagnostics(),
+            "bp_sweeps": self.sweeps,
+            "bp_converged": self.converged,
+            "exchanges": self._exchanges,
+            "messages": len(self._graph.source) * self._exchanges,
+        }

@@ -30,6 +30,7 @@ Departures
 Cost of a round at n clients, p observed contexts (or inducing points), m observations: O(n (p m + d^2)) and an
 O(n log n) sort; O(n p^2) in a round with new hyper-parameters.
 """
+
 from __future__ import annotations
 
 import logging
@@ -43,46 +44,89 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import ACCURACY_GAIN, ClientTable, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.base import (
+    ACCURACY_GAIN,
+    ClientTable,
+    RoundOutcome,
+    RoundView,
+    Selector,
+    best,
+)
 from fedsuv_plugin.selectors.maths.gaussian_process import GaussianProcess
 from fedsuv_plugin.selectors.maths.linear_bandit import LinearBandit
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper, fit
 from fedsuv_plugin.selectors.maths.pareto import diagonals, surely_worse, take_out_dominated
 
-HARDWARE = ("cpu_gflops", "cores", "memory_gb", "gpu_gflops", "gpus")   # what the paper's contexts are made of ...
-MEASURED = ("ms_per_sample", "kbps_up", "kbps_down")                     # ... and what stands in where there is none
-SKEWED = 10.0        # a column whose largest value is over this many times its median is taken in logarithms
-ABSURD = 10.0        # times the median positive utility: where utilities are clipped
-ENOUGH = 3           # positive utilities needed for a median that a single one cannot move far
-SMALLEST, LARGEST = 1e-100, 1e100  # utilities are 0 or within, so that no square of them under- or overflows
-FIT_POINTS = 256     # contexts the hyper-parameters are fitted to
-FEWEST, ALIKE = 3, 1e-9  # fewer contexts, or a smaller relative deviation of the utilities: nothing to fit
-PRIOR_LENGTH, PRIOR_NOISE = 0.5, 0.25  # before the first fit: of the unit ball; of the variance of the first utilities
-PRIOR_SPREAD = 0.1   # and the least deviation of the function, as a share of their mean
+HARDWARE = (
+    "cpu_gflops",
+    "cores",
+    "memory_gb",
+    "gpu_gflops",
+    "gpus",
+)  # what the paper's contexts are made of ...
+MEASURED = ("ms_per_sample", "kbps_up", "kbps_down")  # ... and what stands in where there is none
+SKEWED = (
+    10.0  # a column whose largest value is over this many times its median is taken in logarithms
+)
+ABSURD = 10.0  # times the median positive utility: where utilities are clipped
+ENOUGH = 3  # positive utilities needed for a median that a single one cannot move far
+SMALLEST, LARGEST = (
+    1e-100,
+    1e100,
+)  # utilities are 0 or within, so that no square of them under- or overflows
+FIT_POINTS = 256  # contexts the hyper-parameters are fitted to
+FEWEST, ALIKE = (
+    3,
+    1e-9,
+)  # fewer contexts, or a smaller relative deviation of the utilities: nothing to fit
+PRIOR_LENGTH, PRIOR_NOISE = (
+    0.5,
+    0.25,
+)  # before the first fit: of the unit ball; of the variance of the first utilities
+PRIOR_SPREAD = 0.1  # and the least deviation of the function, as a share of their mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedSUVParams(Params):
     delta: float = param(
-        0.1, "chance that some region misses the truth; near 0: wide regions, nobody is dropped for long, 1: narrow",
-        above=0, high=1)
+        0.1,
+        "chance that some region misses the truth; near 0: wide regions, nobody is dropped for long, 1: narrow",
+        above=0,
+        high=1,
+    )
     rho: float = param(
-        0.4, "largest share of all clients eliminated for low validity; 0: nobody, 1: down to one cohort",
-        low=0, high=1)
+        0.4,
+        "largest share of all clients eliminated for low validity; 0: nobody, 1: down to one cohort",
+        low=0,
+        high=1,
+    )
     ridge: float = param(
-        1.0, "strength of the pull of the validity weights to 0; near 0: none, large: validity counts as 0 for long",
-        above=0)
+        1.0,
+        "strength of the pull of the validity weights to 0; near 0: none, large: validity counts as 0 for long",
+        above=0,
+    )
     refit_every: int = param(
-        10, "rounds between fits of the GP's hyper-parameters; 1: every round, 0: never, the first guess stays", low=0)
+        10,
+        "rounds between fits of the GP's hyper-parameters; 1: every round, 0: never, the first guess stays",
+        low=0,
+    )
     max_points: int = param(
-        1024, "distinct client contexts up to which the GP is exact; beyond: at most 256 inducing points, and no more "
-        "than this", low=1)
+        1024,
+        "distinct client contexts up to which the GP is exact; beyond: at most 256 inducing points, and no more "
+        "than this",
+        low=1,
+    )
     invalid_utility: str = param(
-        "mean", "utility booked for a client that missed the deadline; mean: that of its round's valid ones, zero: 0, "
-        "unseen: none, so it may be tried for ever", choices=("mean", "zero", "unseen"))
+        "mean",
+        "utility booked for a client that missed the deadline; mean: that of its round's valid ones, zero: 0, "
+        "unseen: none, so it may be tried for ever",
+        choices=("mean", "zero", "unseen"),
+    )
     rank: str = param(
-        "utility", "what the cohort is ranked by; utility: its upper bound, product: times the upper bound of validity",
-        choices=("utility", "product"))
+        "utility",
+        "what the cohort is ranked by; utility: its upper bound, product: times the upper bound of validity",
+        choices=("utility", "product"),
+    )
 
 
 class Contexts:
@@ -91,10 +135,12 @@ class Contexts:
     def __init__(self, clients: ClientTable):
         rows = contexts(clients)
         first, of = _distinct(rows)
-        self.rows = rows[first]                                            # (g, d)
-        self.with_constant = np.column_stack([self.rows, np.ones(len(first))])  # (g, d + 1), for the linear model
-        self.of = of                                                       # (n,) client -> context
-        self._same = len(first) == len(of)                                 # then `of` is 0, 1, 2, ...
+        self.rows = rows[first]  # (g, d)
+        self.with_constant = np.column_stack(
+            [self.rows, np.ones(len(first))]
+        )  # (g, d + 1), for the linear model
+        self.of = of  # (n,) client -> context
+        self._same = len(first) == len(of)  # then `of` is 0, 1, 2, ...
 
     def per_client(self, values: np.ndarray) -> np.ndarray:
         """(g,) -> (n,)"""
@@ -106,7 +152,9 @@ def contexts(clients: ClientTable) -> np.ndarray:
 
     If all columns are constant there is one of zeros."""
     hardware = any(name in HARDWARE for name in clients.feature_names)
-    used = [i for i, name in enumerate(clients.feature_names) if not (hardware and name in MEASURED)]
+    used = [
+        i for i, name in enumerate(clients.feature_names) if not (hardware and name in MEASURED)
+    ]
     table = np.column_stack([clients.features[:, used], clients.samples]).astype(np.float64)
     if not np.isfinite(table).all():
         raise ValueError("client features: expected finite numbers")
@@ -154,8 +202,22 @@ class FedSUV(Selector):
     paper = "FedSUV: Validity and Utility-guided Client Selection for Federated Learning"
     needs = frozenset({ACCURACY_GAIN})
     Params = FedSUVParams
-    state = ("candidate", "validity_low", "validity_high", "utility_low", "utility_high", "cohort", "rounds",
-             "fitted_at", "has_unit", "positive", "waiting", "fit_report", "warned", "_counts")
+    state = (
+        "candidate",
+        "validity_low",
+        "validity_high",
+        "utility_low",
+        "utility_high",
+        "cohort",
+        "rounds",
+        "fitted_at",
+        "has_unit",
+        "positive",
+        "waiting",
+        "fit_report",
+        "warned",
+        "_counts",
+    )
 
     def __init__(self, params: FedSUVParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -163,20 +225,30 @@ class FedSUV(Selector):
         g, d = self.contexts.rows.shape
         self.validity_model = LinearBandit(d + 1, params.ridge)
         self.utility_model = GaussianProcess(
-            self.contexts.rows, Hyper(0.0, 1.0, PRIOR_NOISE, np.full(d, PRIOR_LENGTH)), params.max_points)
-        self.candidate = np.ones(len(clients), bool)                       # (n,) X_t
-        self.validity_low, self.validity_high = _everything(g)             # (g,) R_t
-        self.utility_low, self.utility_high = _everything(g)               # (g,) R_t
-        self.cohort = 0                        # the largest k asked for
-        self.rounds = 0                        # with feedback
-        self.fitted_at = 0                     # the one before the latest fit
-        self.has_unit = False                  # a positive utility is known, so the utility axis means something
-        self.positive = np.empty(0)            # all positive utilities so far, as they were reported
-        self.waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rounds that wait for a median
+            self.contexts.rows,
+            Hyper(0.0, 1.0, PRIOR_NOISE, np.full(d, PRIOR_LENGTH)),
+            params.max_points,
+        )
+        self.candidate = np.ones(len(clients), bool)  # (n,) X_t
+        self.validity_low, self.validity_high = _everything(g)  # (g,) R_t
+        self.utility_low, self.utility_high = _everything(g)  # (g,) R_t
+        self.cohort = 0  # the largest k asked for
+        self.rounds = 0  # with feedback
+        self.fitted_at = 0  # the one before the latest fit
+        self.has_unit = False  # a positive utility is known, so the utility axis means something
+        self.positive = np.empty(0)  # all positive utilities so far, as they were reported
+        self.waiting: list[
+            tuple[np.ndarray, np.ndarray, np.ndarray]
+        ] = []  # rounds that wait for a median
         self.fit_report: dict[str, Any] = {"fit_converged": None, "fit_failed": False}
         self.warned = False
         self._counts: dict[str, Any] = {
-            "pool": len(clients), "eliminated": 0, "classified_out": 0, "filled_up": 0, "widest": None}
+            "pool": len(clients),
+            "eliminated": 0,
+            "classified_out": 0,
+            "filled_up": 0,
+            "widest": None,
+        }
         self._seconds: dict[str, float] = {}
 
     @property
@@ -184,7 +256,9 @@ class FedSUV(Selector):
         return 1.0 + math.sqrt(math.log(4.0 / self.params.delta) / 2.0)
 
     def beta(self, t: int) -> float:
-        return 2.0 * math.log(max(1, len(self.clients)) * math.pi**2 * max(1, t)**2 / (3.0 * self.params.delta))
+        return 2.0 * math.log(
+            max(1, len(self.clients)) * math.pi**2 * max(1, t) ** 2 / (3.0 * self.params.delta)
+        )
 
     def assume(self, hyper: Hyper) -> None:
         """Where the hyper-parameters of utility are known; with `refit_every` 0 they stay."""
@@ -209,8 +283,13 @@ class FedSUV(Selector):
         with self._timed("selecting"):
             width = self._widths()
             rows, filled_up = self._selecting(view.online, k, width)
-        self._counts = {"pool": int(self.candidate.sum()), "eliminated": eliminated, "classified_out": classified_out,
-                        "filled_up": filled_up, "widest": float(width[self.candidate].max())}
+        self._counts = {
+            "pool": int(self.candidate.sum()),
+            "eliminated": eliminated,
+            "classified_out": classified_out,
+            "filled_up": filled_up,
+            "widest": float(width[self.candidate].max()),
+        }
         return rows
 
     def _bounding(self, t: int) -> Bounds:
@@ -225,7 +304,9 @@ class FedSUV(Selector):
         pool = np.flatnonzero(self.candidate)
         n = len(self.clients)
         floor = max(n - math.floor(self.params.rho * n), self.cohort)
-        low, high = (self.contexts.per_client(b)[pool] for b in (bounds.validity_low, bounds.validity_high))
+        low, high = (
+            self.contexts.per_client(b)[pool] for b in (bounds.validity_low, bounds.validity_high)
+        )
         gone = pool[surely_worse(low, high, len(pool) - floor, self.rng)]
         self.candidate[gone] = False
         return len(gone)
@@ -233,9 +314,11 @@ class FedSUV(Selector):
     def _classifying(self, bounds: Bounds) -> int:
         """Lines 9-18, eq. (8)-(9): shrink the regions, then out with whom another's worst case beats at its best."""
         self.validity_low, self.validity_high = _intersect(
-            self.validity_low, self.validity_high, bounds.validity_low, bounds.validity_high)
+            self.validity_low, self.validity_high, bounds.validity_low, bounds.validity_high
+        )
         self.utility_low, self.utility_high = _intersect(
-            self.utility_low, self.utility_high, bounds.utility_low, bounds.utility_high)
+            self.utility_low, self.utility_high, bounds.utility_low, bounds.utility_high
+        )
         pool = np.flatnonzero(self.candidate)
         low, high = (region[:, pool] for region in self._regions())
         gone = pool[take_out_dominated(low, high, self.cohort, self.rng)]
@@ -255,8 +338,10 @@ class FedSUV(Selector):
     def _regions(self) -> tuple[np.ndarray, np.ndarray]:
         """min R_t and max R_t, each (2, n): validity, utility."""
         spread = self.contexts.per_client
-        return (np.stack([spread(self.validity_low), spread(self.utility_low)]),
-                np.stack([spread(self.validity_high), spread(self.utility_high)]))
+        return (
+            np.stack([spread(self.validity_low), spread(self.utility_low)]),
+            np.stack([spread(self.validity_high), spread(self.utility_high)]),
+        )
 
     def _widths(self) -> np.ndarray:
         """w_t, eq. (10), (n,)."""
@@ -292,13 +377,20 @@ class FedSUV(Selector):
         with np.errstate(over="ignore", invalid="ignore"):
             gain = outcome.signals.get(ACCURACY_GAIN, 1.0)
             utility = np.where(outcome.valid, outcome.utility * gain, 0.0)
-        rubbish = outcome.valid & ~(np.isfinite(outcome.utility) & np.isfinite(np.broadcast_to(gain, utility.shape)))
+        rubbish = outcome.valid & ~(
+            np.isfinite(outcome.utility) & np.isfinite(np.broadcast_to(gain, utility.shape))
+        )
         if rubbish.any() and not self.warned:
-            logging.warning("fedsuv: a client reported a utility that is not finite in round %d; it counts as having "
-                            "missed the round", outcome.round)
+            logging.warning(
+                "fedsuv: a client reported a utility that is not finite in round %d; it counts as having "
+                "missed the round",
+                outcome.round,
+            )
             self.warned = True
         utility = np.nan_to_num(utility, nan=0.0, posinf=LARGEST)
-        return np.where(utility < SMALLEST, 0.0, np.minimum(utility, LARGEST)), outcome.valid & ~rubbish
+        return np.where(
+            utility < SMALLEST, 0.0, np.minimum(utility, LARGEST)
+        ), outcome.valid & ~rubbish
 
     def _book(self, places: np.ndarray, valid: np.ndarray, utility: np.ndarray) -> None:
         """Observations for the Gaussian process: those of the valid clients, and what the others are taken for."""
@@ -326,7 +418,9 @@ class FedSUV(Selector):
         """The scale of utility is that of the first ones; regions from before had none."""
         data, old = self.utility_model.data(), self.utility_model.hyper
         spread = max(data.deviation, PRIOR_SPREAD * data.centre)
-        self.utility_model.set_hyper(Hyper(data.centre, spread**2, PRIOR_NOISE * spread**2, old.lengths))
+        self.utility_model.set_hyper(
+            Hyper(data.centre, spread**2, PRIOR_NOISE * spread**2, old.lengths)
+        )
         self.utility_low, self.utility_high = _everything(len(self.utility_low))
         self.has_unit = True
 
@@ -334,13 +428,17 @@ class FedSUV(Selector):
         """Hyper-parameters by marginal likelihood. Whatever goes wrong, the old ones are still good."""
         data = self.utility_model.data()
         if len(data.count) > FIT_POINTS:
-            data = self.utility_model.data(self.rng.choice(len(data.count), FIT_POINTS, replace=False))
+            data = self.utility_model.data(
+                self.rng.choice(len(data.count), FIT_POINTS, replace=False)
+            )
         if len(data.count) < FEWEST or data.deviation <= ALIKE * data.centre:
             return
         try:
             found = fit(data, self.utility_model.hyper)
         except Exception as error:  # linear algebra can fail in many ways, and none may end the job
-            logging.warning("fedsuv: fitting the Gaussian process failed, its hyper-parameters stay: %s", error)
+            logging.warning(
+                "fedsuv: fitting the Gaussian process failed, its hyper-parameters stay: %s", error
+            )
             self.fit_report = {"fit_converged": False, "fit_failed": True}
             return
         self.utility_model.set_hyper(found.hyper)
@@ -352,15 +450,29 @@ class FedSUV(Selector):
         """Bounds are those of R_t; infinite before the first selection."""
         spread = self.contexts.per_client
         with np.errstate(invalid="ignore"):
-            return {"candidate": self.candidate.copy(), "validity_low": spread(self.validity_low),
-                    "validity_high": spread(self.validity_high), "utility_low": spread(self.utility_low),
-                    "utility_high": spread(self.utility_high), "width": self._widths(), "score": self._scores()}
+            return {
+                "candidate": self.candidate.copy(),
+                "validity_low": spread(self.validity_low),
+                "validity_high": spread(self.validity_high),
+                "utility_low": spread(self.utility_low),
+                "utility_high": spread(self.utility_high),
+                "width": self._widths(),
+                "score": self._scores(),
+            }
 
     def diagnostics(self) -> dict[str, Any]:
         hyper = self.utility_model.hyper
-        return {**self._counts, "gp_mean": hyper.mean, "gp_signal": hyper.signal, "gp_noise": hyper.noise,
-                "gp_lengths": hyper.lengths.tolist(), "gp_points": len(self.utility_model.observed),
-                "gp_inducing": self.utility_model.inducing, **self.fit_report, **self._seconds}
+        return {
+            **self._counts,
+            "gp_mean": hyper.mean,
+            "gp_signal": hyper.signal,
+            "gp_noise": hyper.noise,
+            "gp_lengths": hyper.lengths.tolist(),
+            "gp_points": len(self.utility_model.observed),
+            "gp_inducing": self.utility_model.inducing,
+            **self.fit_report,
+            **self._seconds,
+        }
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -369,8 +481,11 @@ class FedSUV(Selector):
         self._seconds[f"{stage}_seconds"] = time.perf_counter() - begin
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "validity_model": self.validity_model.state_dict(),
-                "utility_model": self.utility_model.state_dict()}
+        return {
+            **super().state_dict(),
+            "validity_model": self.validity_model.state_dict(),
+            "utility_model": self.utility_model.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -383,8 +498,9 @@ def _everything(g: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full(g, -np.inf), np.full(g, np.inf)
 
 
-def _intersect(low: np.ndarray, high: np.ndarray, new_low: np.ndarray,
-               new_high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _intersect(
+    low: np.ndarray, high: np.ndarray, new_low: np.ndarray, new_high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Eq. (8) on one axis: the common part, or the new interval where there is none."""
     both_low, both_high = np.maximum(low, new_low), np.minimum(high, new_high)
     empty = both_low > both_high

@@ -21,6 +21,7 @@ Departures
     If nobody is filtered in, everybody is. Without a public set (FedScale's own aggregator) everybody passes, too.
 Checkpoints hold all last updates, in memory or not: they are what filtering depends on.
 """
+
 from __future__ import annotations
 
 import math
@@ -45,23 +46,38 @@ from fedsuv_plugin.selectors.base import (
 )
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
 
-HOPELESS = 1e6   # a loss that is not finite
-LARGEST = 1e30   # updates end here on arrival, so that no square of them overflows
+HOPELESS = 1e6  # a loss that is not finite
+LARGEST = 1e30  # updates end here on arrival, so that no square of them overflows
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilflParams(AnyParams):
-    variant: str = param("dgf", "dgf: keep a client if adding it gains more than dropping it; rgf: with a probability "
-                         "in proportion to the gains", choices=("dgf", "rgf"))
-    period: int = param(5, "rounds between filterings while the same clients are available; 1: every round", low=1)
-    inner: str = param("random", "the selector that chooses among those filtered in, by name; its own parameters are "
-                       "<name>.<parameter>, as ever")
-    weights: str = param("last", "last: filter by each client's last upload; fresh: have all available clients train "
-                         "first", choices=("last", "fresh"))
+    variant: str = param(
+        "dgf",
+        "dgf: keep a client if adding it gains more than dropping it; rgf: with a probability "
+        "in proportion to the gains",
+        choices=("dgf", "rgf"),
+    )
+    period: int = param(
+        5, "rounds between filterings while the same clients are available; 1: every round", low=1
+    )
+    inner: str = param(
+        "random",
+        "the selector that chooses among those filtered in, by name; its own parameters are "
+        "<name>.<parameter>, as ever",
+    )
+    weights: str = param(
+        "last",
+        "last: filter by each client's last upload; fresh: have all available clients train first",
+        choices=("last", "fresh"),
+    )
     weights_budget_mb: int = param(
-        2048, "memory for clients' updates; those past it are in a temporary file; 0: all of them", low=0)
+        2048,
+        "memory for clients' updates; those past it are in a temporary file; 0: all of them",
+        low=0,
+    )
 
 
 class Filfl(Selector):
@@ -71,18 +87,22 @@ class Filfl(Selector):
     Params = FilflParams
     state = ("available", "filtered", "visited", "gains")
 
-    def __init__(self, params: FilflParams, clients: ClientTable, rng: np.random.Generator, inner: Selector):
+    def __init__(
+        self, params: FilflParams, clients: ClientTable, rng: np.random.Generator, inner: Selector
+    ):
         super().__init__(params, clients, rng)
         self.inner = inner
-        self.free_cohort = inner.free_cohort        # where more than k pass, the inner selector has the say
+        self.free_cohort = (
+            inner.free_cohort
+        )  # where more than k pass, the inner selector has the say
         self.accept: Accept = dgf if params.variant == "dgf" else rgf(rng)
         self.updates = Updates(len(clients), params.weights_budget_mb)
-        self.available: np.ndarray | None = None    # rows online in the previous round
-        self.filtered = np.zeros(0, np.int64)       # rows that passed, of those
-        self.visited = np.zeros(0, np.int64)        # rows the last filtering decided on, (m,) ...
-        self.gains = np.zeros((2, 0))               # ... and their a and b
-        self._report: dict[str, Any] = {}           # of this round's filtering, if there was one
-        self._received: np.ndarray | None = None    # the weights this round's clients train from
+        self.available: np.ndarray | None = None  # rows online in the previous round
+        self.filtered = np.zeros(0, np.int64)  # rows that passed, of those
+        self.visited = np.zeros(0, np.int64)  # rows the last filtering decided on, (m,) ...
+        self.gains = np.zeros((2, 0))  # ... and their a and b
+        self._report: dict[str, Any] = {}  # of this round's filtering, if there was one
+        self._received: np.ndarray | None = None  # the weights this round's clients train from
         self._begin(0)
 
     @classmethod
@@ -100,15 +120,20 @@ class Filfl(Selector):
 
     def _begin(self, number: int) -> None:
         self._round = number
-        self._training = False     # fresh weights are being asked for
-        self._settled = False      # it is clear who passes
-        self._inner_asks = False   # the last probe was the inner selector's
+        self._training = False  # fresh weights are being asked for
+        self._settled = False  # it is clear who passes
+        self._inner_asks = False  # the last probe was the inner selector's
         self._report = {}
 
     def probe(self, view: RoundView) -> Probe | None:
         if self._round != view.round:
             self._begin(view.round)
-        if self.params.weights == "fresh" and not self._training and not self._settled and self._due(view):
+        if (
+            self.params.weights == "fresh"
+            and not self._training
+            and not self._settled
+            and self._due(view)
+        ):
             self._training, self._received = True, view.weights
             self.updates.clear()
             return Probe(WEIGHTS, view.online, stream=True, more=True)
@@ -144,14 +169,18 @@ class Filfl(Selector):
 
     def _keep(self, row: int, weights: np.ndarray) -> None:
         if self._received is not None:
-            self.updates.put(row, np.clip(weights - self._received.astype(np.float64), -LARGEST, LARGEST))
+            self.updates.put(
+                row, np.clip(weights - self._received.astype(np.float64), -LARGEST, LARGEST)
+            )
 
     # ---- filtering, algorithm 2, lines 3-7
 
     def _due(self, view: RoundView) -> bool:
         if self.available is None or view.public_loss is None:
             return False
-        return view.round % self.params.period == 0 or not np.array_equal(view.online, self.available)
+        return view.round % self.params.period == 0 or not np.array_equal(
+            view.online, self.available
+        )
 
     def _settle(self, view: RoundView) -> None:
         if self._settled:
@@ -172,11 +201,16 @@ class Filfl(Selector):
         passed = np.sort(np.concatenate([unseen, self.visited[result.kept]]))
         self.filtered = passed if len(passed) else view.online.copy()
         self._report = {
-            "visited": len(self.visited), "dropped": self.clients.ids[self.visited[~result.kept]].tolist(),
-            "value_before": result.before, "value_after": result.after, **{
+            "visited": len(self.visited),
+            "dropped": self.clients.ids[self.visited[~result.kept]].tolist(),
+            "value_before": result.before,
+            "value_after": result.after,
+            **{
                 f"{name}_quantiles": np.quantile(gains, QUANTILES).tolist() if len(gains) else None
-                for name, gains in zip(("gain_add", "gain_drop"), self.gains, strict=True)},
-            "filter_seconds": time.perf_counter() - started}
+                for name, gains in zip(("gain_add", "gain_drop"), self.gains, strict=True)
+            },
+            "filter_seconds": time.perf_counter() - started,
+        }
 
     def _reward(self, view: RoundView) -> Reward:
         """R(S) of eq. (2), from the sum of the updates of S and the size of S."""
@@ -187,6 +221,7 @@ class Filfl(Selector):
         def reward(total: np.ndarray, count: int) -> float:
             loss = loss_of(weights + total / count if count else np.zeros_like(weights))
             return -loss if math.isfinite(loss) else -HOPELESS
+
         return reward
 
     # ---- what is told and kept
@@ -197,15 +232,24 @@ class Filfl(Selector):
         gains[:, self.visited] = self.gains
         passed = np.zeros(len(self.clients), bool)
         passed[self.filtered] = True
-        return {"filtered_in": passed, "gain_add": gains[0], "gain_drop": gains[1],
-                **{f"{self.inner.name}.{key}": values for key, values in self.inner.explain().items()}}
+        return {
+            "filtered_in": passed,
+            "gain_add": gains[0],
+            "gain_drop": gains[1],
+            **{f"{self.inner.name}.{key}": values for key, values in self.inner.explain().items()},
+        }
 
     def diagnostics(self) -> dict[str, Any]:
-        return {"filtered_in": len(self.filtered), "filtering": self._report or None,
-                self.inner.name: self.inner.diagnostics()}
+        return {
+            "filtered_in": len(self.filtered),
+            "filtering": self._report or None,
+            self.inner.name: self.inner.diagnostics(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        kept = self.updates.state() if self.params.weights == "last" else None  # fresh ones are asked for again
+        kept = (
+            self.updates.state() if self.params.weights == "last" else None
+        )  # fresh ones are asked for again
         return {**super().state_dict(), "updates": kept, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -220,7 +264,7 @@ class Filfl(Selector):
 # ---- algorithm 1
 
 Reward = Callable[[np.ndarray, int], float]  # (sum of the members' vectors, number of members) -> R
-Accept = Callable[[float, float], bool]      # (a, b) -> whether the client stays
+Accept = Callable[[float, float], bool]  # (a, b) -> whether the client stays
 
 
 def dgf(gain_add: float, gain_drop: float) -> bool:
@@ -230,19 +274,21 @@ def dgf(gain_add: float, gain_drop: float) -> bool:
 
 def rgf(rng: np.random.Generator) -> Accept:
     """Lines 6 and 10."""
+
     def accept(gain_add: float, gain_drop: float) -> bool:
         a, b = max(gain_add, 0.0), max(gain_drop, 0.0)
         return a == b == 0 or bool(rng.random() < a / (a + b))
+
     return accept
 
 
 @dataclass(frozen=True)
 class Filtering:
-    kept: np.ndarray       # (m,) bool
-    gain_add: np.ndarray   # (m,) a
+    kept: np.ndarray  # (m,) bool
+    gain_add: np.ndarray  # (m,) a
     gain_drop: np.ndarray  # (m,) b
-    before: float          # R of everyone
-    after: float           # R of those kept
+    before: float  # R of everyone
+    after: float  # R of those kept
 
 
 def greedy_filter(vectors: Sequence[np.ndarray], reward: Reward, accept: Accept) -> Filtering:
@@ -252,7 +298,7 @@ def greedy_filter(vectors: Sequence[np.ndarray], reward: Reward, accept: Accept)
     whole = np.zeros(len(vectors[0]) if m else 0)
     for i in range(m):
         whole += vectors[i]
-    x, y = (np.zeros_like(whole), 0), (whole, m)          # X_0 and Y_0 as (sum, size)
+    x, y = (np.zeros_like(whole), 0), (whole, m)  # X_0 and Y_0 as (sum, size)
     value_x, value_y = reward(*x) if m else 0.0, reward(*y) if m else 0.0
     before = value_y
     for i in range(m):
@@ -273,8 +319,8 @@ class Updates:
 
     def __init__(self, clients: int, budget_mb: int):
         self._budget = budget_mb * MB
-        self._slot = np.full(clients, -1)   # (n,) where a client's update is, -1: there is none
-        self._length = np.zeros(clients)    # (n,)
+        self._slot = np.full(clients, -1)  # (n,) where a client's update is, -1: there is none
+        self._length = np.zeros(clients)  # (n,)
         self.clear()
 
     def clear(self) -> None:
@@ -303,7 +349,9 @@ class Updates:
     def _on_disk(self, p: int) -> np.ndarray:
         if self._file is None:
             rows = len(self._slot) - len(self._memory)
-            with tempfile.TemporaryFile(prefix="filfl-") as file:  # has no name; the mapping keeps it alive
+            with tempfile.TemporaryFile(
+                prefix="filfl-"
+            ) as file:  # has no name; the mapping keeps it alive
                 self._file = np.memmap(file, np.float32, "w+", shape=(rows, p))
         return self._file
 

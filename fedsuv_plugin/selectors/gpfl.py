@@ -24,6 +24,7 @@ Departures
     A client that joins later, or whose probe failed, starts with the median projection, and the mean of its rewards
     runs over the rounds since. Ties are broken at random.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -53,36 +54,56 @@ MB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class GpflParams(Params):
-    rho: float = param(1.0, "weight of exploration at the last round; 0: none, large: everyone in turn", low=0)
+    rho: float = param(
+        1.0, "weight of exploration at the last round; 0: none, large: everyone in turn", low=0
+    )
     exponent_clip: float = param(
-        10.0, "largest size of the exponents of eq. (8); 0: the reward is doubled when the accuracy changed, no more",
-        low=0)
+        10.0,
+        "largest size of the exponents of eq. (8); 0: the reward is doubled when the accuracy changed, no more",
+        low=0,
+    )
     directions_budget_mb: int = param(
-        1024, "memory for all clients' first directions; past it every client is asked for its direction twice", low=1)
+        1024,
+        "memory for all clients' first directions; past it every client is asked for its direction twice",
+        low=1,
+    )
 
 
 class Gpfl(Selector):
     name = "gpfl"
-    paper = "Na et al., GPFL: A Gradient Projection-Based Client Selection Framework, arXiv:2403.17833"
+    paper = (
+        "Na et al., GPFL: A Gradient Projection-Based Client Selection Framework, arXiv:2403.17833"
+    )
     needs = frozenset({DIRECTION, GLOBAL_ACCURACY})
     Params = GpflParams
-    state = ("projection", "placed", "joined", "reward_sum", "rounds", "asked", "lengths", "g", "accuracy", "test_loss",
-             "probed")
+    state = (
+        "projection",
+        "placed",
+        "joined",
+        "reward_sum",
+        "rounds",
+        "asked",
+        "lengths",
+        "g",
+        "accuracy",
+        "test_loss",
+        "probed",
+    )
 
     def __init__(self, params: GpflParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
-        self.projection = np.zeros(n)      # (n,) C, each client's last c
-        self.placed = np.zeros(n, bool)    # (n,) the projection is the client's own, not the median
-        self.joined = np.zeros(n, bool)    # (n,) has been online
-        self.reward_sum = np.zeros(n)      # (n,) of mu, over ...
+        self.projection = np.zeros(n)  # (n,) C, each client's last c
+        self.placed = np.zeros(n, bool)  # (n,) the projection is the client's own, not the median
+        self.joined = np.zeros(n, bool)  # (n,) has been online
+        self.reward_sum = np.zeros(n)  # (n,) of mu, over ...
         self.rounds = np.zeros(n, np.int64)  # (n,) the rounds since it joined
-        self.asked = np.zeros(n, np.int64)   # (n,) times, without the probe
-        self.lengths = np.zeros(n)         # (n,) of the latest direction, 0 if there is none
-        self.g = np.zeros(0)               # (p,) global direction; empty until there is one
-        self.accuracy: float | None = None   # A^{t-1} and F(w^{t-1})
+        self.asked = np.zeros(n, np.int64)  # (n,) times, without the probe
+        self.lengths = np.zeros(n)  # (n,) of the latest direction, 0 if there is none
+        self.g = np.zeros(0)  # (p,) global direction; empty until there is one
+        self.accuracy: float | None = None  # A^{t-1} and F(w^{t-1})
         self.test_loss: float | None = None
-        self.probed = False                # everyone who was online at the start has been asked
+        self.probed = False  # everyone who was online at the start has been asked
         self.score = np.zeros(n)
         self.alpha = 0.0
         self._start: FirstDirections | None = None
@@ -91,7 +112,9 @@ class Gpfl(Selector):
     # ---- the start: everyone's direction, once
 
     def probe(self, view: RoundView) -> Probe | None:
-        if self._start is not None:  # the second pass: now g is known, and only projections are left to work out
+        if (
+            self._start is not None
+        ):  # the second pass: now g is known, and only projections are left to work out
             self._find_first_direction(self._start)
             self._start = None
             return Probe(DIRECTION, view.online, stream=True)
@@ -197,13 +220,20 @@ class Gpfl(Selector):
         return math.exp(min(max(exponent, -clip), clip))
 
     def explain(self) -> dict[str, np.ndarray]:
-        return {"projection": self.projection, "reward_mean": self._reward_mean(), "count": 1 + self.asked,
-                "score": self.score}
+        return {
+            "projection": self.projection,
+            "reward_mean": self._reward_mean(),
+            "count": 1 + self.asked,
+            "score": self.score,
+        }
 
     def diagnostics(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "coverage": int(np.count_nonzero(self.asked)),
-                "projection_quantiles": np.quantile(self.projection, QUANTILES).tolist(),
-                "index_quantiles": np.quantile(self.score, QUANTILES).tolist()}
+        return {
+            "alpha": self.alpha,
+            "coverage": int(np.count_nonzero(self.asked)),
+            "projection_quantiles": np.quantile(self.projection, QUANTILES).tolist(),
+            "index_quantiles": np.quantile(self.score, QUANTILES).tolist(),
+        }
 
 
 class FirstDirections:
@@ -213,8 +243,10 @@ class FirstDirections:
 
     def __init__(self, room: int):
         self._room = room
-        self._longest: list[tuple[float, int, np.ndarray]] = []  # a heap: the shortest of them first
-        self._sum: np.ndarray | float = 0.0                      # of the others
+        self._longest: list[
+            tuple[float, int, np.ndarray]
+        ] = []  # a heap: the shortest of them first
+        self._sum: np.ndarray | float = 0.0  # of the others
         self._count = 0
 
     def add(self, row: int, norm: float, direction: np.ndarray) -> None:
@@ -225,11 +257,16 @@ class FirstDirections:
 
     def kept(self) -> list[tuple[int, np.ndarray]]:
         """(row, direction), by row."""
-        return [(row, direction) for _, row, direction in sorted(self._longest, key=lambda entry: entry[1])]
+        return [
+            (row, direction)
+            for _, row, direction in sorted(self._longest, key=lambda entry: entry[1])
+        ]
 
     def mean(self, limit: float) -> np.ndarray:
         """Shape (p,); empty if there was nothing to average."""
         total = self._sum
         for norm, _, direction in sorted(self._longest, key=lambda entry: entry[1]):
-            total = total + direction.astype(np.float64) * float(shortening(np.array([norm]), limit)[0])
+            total = total + direction.astype(np.float64) * float(
+                shortening(np.array([norm]), limit)[0]
+            )
         return np.asarray(total) / self._count if self._count else np.zeros(0)

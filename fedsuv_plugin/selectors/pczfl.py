@@ -16,6 +16,7 @@ Departures
     uniform on [0.5, 1] and fixed (`energy: uniform`). The number of clients is what the Pareto front has; `max_clients`
     is ours.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -37,11 +38,20 @@ from fedsuv_plugin.selectors.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class PCZFLParams(Params):
-    a_b: float = param(1.0, "uncertainty coefficient; small: few rewards are enough to trust and to zoom", above=0)
-    warmup_rounds: int = param(20, "rounds at the start in which everyone online takes part; 0: none", low=0)
-    max_clients: int | None = param(None, "most clients of a round after the warm-up; none: all of the front", low=1)
-    energy: str = param("trace", "energy scores: from the trace, or drawn uniformly from [0.5, 1] as in the paper",
-                        choices=("trace", "uniform"))
+    a_b: float = param(
+        1.0, "uncertainty coefficient; small: few rewards are enough to trust and to zoom", above=0
+    )
+    warmup_rounds: int = param(
+        20, "rounds at the start in which everyone online takes part; 0: none", low=0
+    )
+    max_clients: int | None = param(
+        None, "most clients of a round after the warm-up; none: all of the front", low=1
+    )
+    energy: str = param(
+        "trace",
+        "energy scores: from the trace, or drawn uniformly from [0.5, 1] as in the paper",
+        choices=("trace", "uniform"),
+    )
 
 
 class PCZFL(Selector):
@@ -55,25 +65,33 @@ class PCZFL(Selector):
     def __init__(self, params: PCZFLParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
-        score = uniform_scores(n, rng) if params.energy == "uniform" else trace_scores(clients.energy)
+        score = (
+            uniform_scores(n, rng) if params.energy == "uniform" else trace_scores(clients.energy)
+        )
         self.context = np.column_stack([np.zeros(n), score])  # (n, 2)
-        self.started = False                     # the untrained model's accuracy is known
-        self.ball = np.zeros(n, np.int64)        # (n,) the ball in whose domain each client is
-        self.centre = np.array([[0.5, 0.5]])     # (b, 2)
-        self.radius = np.array([np.sqrt(0.5)])   # (b,)
-        self.mean = np.zeros((1, 2))             # (b, 2) mean reward
-        self.count = np.zeros(1, np.int64)       # (b,) rewards
+        self.started = False  # the untrained model's accuracy is known
+        self.ball = np.zeros(n, np.int64)  # (n,) the ball in whose domain each client is
+        self.centre = np.array([[0.5, 0.5]])  # (b, 2)
+        self.radius = np.array([np.sqrt(0.5)])  # (b,)
+        self.mean = np.zeros((1, 2))  # (b, 2) mean reward
+        self.count = np.zeros(1, np.int64)  # (b,) rewards
         self._begin()
 
     def _begin(self) -> None:
-        self._significance = np.full((len(self.count), 2), np.nan)  # (b, 2), NaN where a ball was not relevant
+        self._significance = np.full(
+            (len(self.count), 2), np.nan
+        )  # (b, 2), NaN where a ball was not relevant
         self._parts = {"relevant": 0, "chosen": 0, "warm_up": False}
 
     # ---- choosing
 
     def probe(self, view: RoundView) -> Probe | None:
         """One client tells how good the untrained model is on the interview set; to all it is the same."""
-        return None if self.started or not len(view.online) else Probe(INTERVIEW_ACCURACY, view.online[:1])
+        return (
+            None
+            if self.started or not len(view.online)
+            else Probe(INTERVIEW_ACCURACY, view.online[:1])
+        )
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
         self._begin()
@@ -82,7 +100,9 @@ class PCZFL(Selector):
         relevant = np.unique(self.ball[view.online])  # Alg. 1, line 6
         self._significance[relevant] = self._significances(relevant)
         warm_up = view.round <= self.params.warmup_rounds
-        chosen = relevant if warm_up else relevant[undominated(self._significance[relevant])]  # line 7
+        chosen = (
+            relevant if warm_up else relevant[undominated(self._significance[relevant])]
+        )  # line 7
         rows = view.online[np.isin(self.ball[view.online], chosen)]  # line 8
         self._parts = {"relevant": len(relevant), "chosen": len(chosen), "warm_up": warm_up}
         limit = self.params.max_clients
@@ -98,7 +118,9 @@ class PCZFL(Selector):
     def _significances(self, balls: np.ndarray) -> np.ndarray:
         """Eq. (5) for the given balls, against all: r + min over B' of (UCB of B' + distance), (len(balls), 2)."""
         bounds = self.mean + (self._uncertainty() + self.radius)[:, None]  # eq. (4), (b, 2)
-        apart = np.linalg.norm(self.centre[balls, None] - self.centre[None], axis=2)  # (len(balls), b)
+        apart = np.linalg.norm(
+            self.centre[balls, None] - self.centre[None], axis=2
+        )  # (len(balls), b)
         return self.radius[balls, None] + (bounds[None] + apart[:, :, None]).min(axis=1)
 
     # ---- learning
@@ -111,8 +133,14 @@ class PCZFL(Selector):
         before = self.context[rows]
         after = np.column_stack([np.clip(told[outcome.valid], 0, 1), before[:, 1]])
         owner = self.ball[rows]
-        made = [b for b in (self._reward(ball, before[owner == ball], after[owner == ball])
-                            for ball in np.unique(owner).tolist()) if b is not None]
+        made = [
+            b
+            for b in (
+                self._reward(ball, before[owner == ball], after[owner == ball])
+                for ball in np.unique(owner).tolist()
+            )
+            if b is not None
+        ]
         self.context[rows] = after
         self.ball[rows] = self._owners(after, len(self.count) - len(made))
         for ball in made:
@@ -135,8 +163,13 @@ class PCZFL(Selector):
 
     def _owners(self, contexts: np.ndarray, balls: int) -> np.ndarray:
         """The smallest of the first `balls` balls that contains each context (m, 2), the latest made on ties."""
-        order = np.lexsort((-np.arange(balls), self.radius[:balls]))  # best claim first; ball 0 is last
-        inside = np.linalg.norm(contexts[:, None] - self.centre[None, order], axis=2) <= self.radius[order]
+        order = np.lexsort(
+            (-np.arange(balls), self.radius[:balls])
+        )  # best claim first; ball 0 is last
+        inside = (
+            np.linalg.norm(contexts[:, None] - self.centre[None, order], axis=2)
+            <= self.radius[order]
+        )
         inside[:, -1] = True  # ball 0 contains everything by definition
         return order[inside.argmax(axis=1)]
 
@@ -150,9 +183,14 @@ class PCZFL(Selector):
     def explain(self) -> dict[str, np.ndarray]:
         """The significances are those of the last selection, NaN where no client of the ball was online."""
         known = np.full((len(self.count), 2), np.nan)
-        known[:len(self._significance)] = self._significance
-        return {"accuracy": self.context[:, 0], "energy_score": self.context[:, 1], "ball": self.ball,
-                "significance_accuracy": known[self.ball, 0], "significance_energy": known[self.ball, 1]}
+        known[: len(self._significance)] = self._significance
+        return {
+            "accuracy": self.context[:, 0],
+            "energy_score": self.context[:, 1],
+            "ball": self.ball,
+            "significance_accuracy": known[self.ball, 0],
+            "significance_energy": known[self.ball, 1],
+        }
 
     def diagnostics(self) -> dict[str, Any]:
         return {"balls": len(self.count), **self._parts}
@@ -166,7 +204,9 @@ def undominated(points: np.ndarray) -> np.ndarray:
     # Sorted by the first coordinate, a point is dominated by one that is strictly ahead in it and not behind in the
     # second, or equal in it and ahead in the second.
     ahead = np.concatenate([[-np.inf], np.maximum.accumulate(second)])
-    start = np.searchsorted(-first, -first, side="left")  # where the points of equal first coordinate begin
+    start = np.searchsorted(
+        -first, -first, side="left"
+    )  # where the points of equal first coordinate begin
     dominated = ((start > 0) & (ahead[start] >= second)) | (second[start] > second)
     kept = np.empty(len(points), bool)
     kept[order] = ~dominated

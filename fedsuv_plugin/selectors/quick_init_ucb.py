@@ -19,6 +19,7 @@ Departures
     for all clients. A program that lists the arms takes the first of its list, which favours low numbers, the IID
     clients in the paper's experiment: `ties: listed` does that, in the order (1,2,3), (1,2,4), ...
 """
+
 from __future__ import annotations
 
 import heapq
@@ -40,43 +41,69 @@ UNKNOWN = -1  # group of a client before there are groups
 
 @dataclass(frozen=True, kw_only=True)
 class QuickInitUCBParams(SlotParams):
-    mu: float = param(1.0, "width of the confidence bound; 0: always the set with the best mean", low=0)
+    mu: float = param(
+        1.0, "width of the confidence bound; 0: always the set with the best mean", low=0
+    )
     cold_start: str = param(
-        "restart", "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
-        "carry, and the reward of every slot is the rise of the mean opinion", choices=("restart", "carry", "gain"))
-    ties: str = param("random", "which of several best sets: random; listed: the first by client numbers, as a program "
-                      "that lists all sets would take", choices=("random", "listed"))
+        "restart",
+        "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
+        "carry, and the reward of every slot is the rise of the mean opinion",
+        choices=("restart", "carry", "gain"),
+    )
+    ties: str = param(
+        "random",
+        "which of several best sets: random; listed: the first by client numbers, as a program "
+        "that lists all sets would take",
+        choices=("random", "listed"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.slot_start == "carry" or self.cold_start == "restart", "cold_start",
-                "restart where slot_start is restart", self.cold_start)
+        require(
+            self.slot_start == "carry" or self.cold_start == "restart",
+            "cold_start",
+            "restart where slot_start is restart",
+            self.cold_start,
+        )
 
 
 class QuickInitUCB(TimeSlotSelector):
     name = "quick_init_ucb"
-    paper = "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (Quick-Init UCB)"
+    paper = (
+        "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (Quick-Init UCB)"
+    )
     Params = QuickInitUCBParams
-    state = (*TimeSlotSelector.state, "group", "groups", "size", "value", "known", "times_played", "level")
+    state = (
+        *TimeSlotSelector.state,
+        "group",
+        "groups",
+        "size",
+        "value",
+        "known",
+        "times_played",
+        "level",
+    )
 
     def __init__(self, params: QuickInitUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
         self.opinions_first = params.cold_start == "gain"
-        self.group = np.full(n, UNKNOWN)           # (n,) cold-start group
-        self.groups = 0                            # how many there are
-        self.size = 0                              # clients in a set, K
-        self.value = np.zeros(n)                   # (n,) reward of the client's group ...
-        self.known = np.zeros(n, bool)             # (n,) ... once there is one
+        self.group = np.full(n, UNKNOWN)  # (n,) cold-start group
+        self.groups = 0  # how many there are
+        self.size = 0  # clients in a set, K
+        self.value = np.zeros(n)  # (n,) reward of the client's group ...
+        self.known = np.zeros(n, bool)  # (n,) ... once there is one
         self.times_played = np.zeros(n, np.int64)  # (n,) slots asked in, cold start included
-        self.level: float = 0.0                    # mean opinion when the last slot ended
-        self.table = SetTable()                    # sets played since the cold start
+        self.level: float = 0.0  # mean opinion when the last slot ended
+        self.table = SetTable()  # sets played since the cold start
         self._indices: dict[str, float | None] = {"chosen_index": None, "best_unplayed_index": None}
 
     # ---- choosing
 
     def restart_model(self, view: RoundView) -> bool:
-        cold = self.params.cold_start == "restart" and self.slot < self.groups and self._begins(view)
+        cold = (
+            self.params.cold_start == "restart" and self.slot < self.groups and self._begins(view)
+        )
         return cold or super().restart_model(view)
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
@@ -96,7 +123,9 @@ class QuickInitUCB(TimeSlotSelector):
         """Algorithm 1, line 1."""
         members = np.flatnonzero(self.group == self.slot - 1)
         others = online[self.group[online] != self.slot - 1]
-        return np.concatenate([members, self.rng.choice(others, self.size - len(members), replace=False)])
+        return np.concatenate(
+            [members, self.rng.choice(others, self.size - len(members), replace=False)]
+        )
 
     def _best_set(self, online: np.ndarray) -> np.ndarray:
         """Algorithm 1, lines 3-6: the set of online clients with the highest index, without listing them all."""
@@ -109,10 +138,14 @@ class QuickInitUCB(TimeSlotSelector):
         indices = np.append(bounds, -np.inf if fresh is None else self._start(fresh) + bonus)
         place = int(best(indices, 1, self.rng)[0])
         if self.params.ties == "listed":
-            sets = [self.table.sets[i].tolist() for i in played] + ([] if fresh is None else [sorted(fresh.tolist())])
+            sets = [self.table.sets[i].tolist() for i in played] + (
+                [] if fresh is None else [sorted(fresh.tolist())]
+            )
             place = min(np.flatnonzero(indices == indices[place]).tolist(), key=sets.__getitem__)
-        self._indices = {"chosen_index": float(indices[place]),
-                         "best_unplayed_index": None if fresh is None else float(indices[-1])}
+        self._indices = {
+            "chosen_index": float(indices[place]),
+            "best_unplayed_index": None if fresh is None else float(indices[-1]),
+        }
         return self.table.sets[played[place]] if fresh is None or place < len(played) else fresh
 
     def _best_unplayed(self, online: np.ndarray, played: int) -> np.ndarray | None:
@@ -121,9 +154,14 @@ class QuickInitUCB(TimeSlotSelector):
         At most `played` sets are passed over, and each step down the order moves one member one place, so only the
         best size + played clients can be in it."""
         values, listed = self._values(), self.params.ties == "listed"
-        front = online[np.argsort(-values[online], kind="stable")[:self.size + played]] if listed \
+        front = (
+            online[np.argsort(-values[online], kind="stable")[: self.size + played]]
+            if listed
             else online[best(values[online], self.size + played, self.rng)]
-        for places in descending_subsets(values[front], self.size, front.tolist() if listed else None):
+        )
+        for places in descending_subsets(
+            values[front], self.size, front.tolist() if listed else None
+        ):
             if front[places] not in self.table:
                 return front[places]
         return None
@@ -132,7 +170,9 @@ class QuickInitUCB(TimeSlotSelector):
         """Cold-start values (n,), the mean of the known ones where there is none."""
         if self.known.all():
             return self.value
-        return np.where(self.known, self.value, self.value[self.known].mean() if self.known.any() else 0.0)
+        return np.where(
+            self.known, self.value, self.value[self.known].mean() if self.known.any() else 0.0
+        )
 
     def _start(self, rows: np.ndarray) -> float:
         """The mean reward a set starts with."""
@@ -157,11 +197,19 @@ class QuickInitUCB(TimeSlotSelector):
 
     def explain(self) -> dict[str, np.ndarray]:
         """`cold_start_value` is NaN where a client's group has not been played."""
-        return {"cold_start_value": np.where(self.known, self.value, np.nan), "times_played": self.times_played}
+        return {
+            "cold_start_value": np.where(self.known, self.value, np.nan),
+            "times_played": self.times_played,
+        }
 
     def diagnostics(self) -> dict[str, Any]:
         cold = self.slot <= self.groups
-        return {**super().diagnostics(), "cold_start": cold, **self._indices, "sets_played": len(self.table)}
+        return {
+            **super().diagnostics(),
+            "cold_start": cold,
+            **self._indices,
+            "sets_played": len(self.table),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "table": self.table.state()}
@@ -171,7 +219,9 @@ class QuickInitUCB(TimeSlotSelector):
         self.table = SetTable(**state["table"])
 
 
-def descending_subsets(values: np.ndarray, k: int, numbers: list[int] | None = None) -> Iterator[np.ndarray]:
+def descending_subsets(
+    values: np.ndarray, k: int, numbers: list[int] | None = None
+) -> Iterator[np.ndarray]:
     """All k-subsets of places in `values`, which descends, by falling sum; each made once, when it is asked for. Equal
     sums come in the order of their sorted `numbers` (none: of their places), which ascend where values are equal.
 
@@ -183,7 +233,9 @@ def descending_subsets(values: np.ndarray, k: int, numbers: list[int] | None = N
     if k > n:
         return
 
-    def entry(places: tuple[int, ...], moving: int) -> tuple[float, list[int], tuple[int, ...], int]:
+    def entry(
+        places: tuple[int, ...], moving: int
+    ) -> tuple[float, list[int], tuple[int, ...], int]:
         order = [] if numbers is None else sorted(numbers[place] for place in places)
         return -math.fsum(worth[place] for place in places), order, places, moving
 
@@ -197,4 +249,6 @@ def descending_subsets(values: np.ndarray, k: int, numbers: list[int] | None = N
             limit = places[member + 1] if member + 1 < k else n
             place = places[member]
             if place + 1 < limit and (member == moving or place == member):
-                heapq.heappush(heap, entry((*places[:member], place + 1, *places[member + 1:]), member))
+                heapq.heappush(
+                    heap, entry((*places[:member], place + 1, *places[member + 1 :]), member)
+                )

@@ -13,6 +13,7 @@ Departures
     0.8515 after 6, 7, 11 and 19 slots, which is t/(t + 1) times 0.8963, each time the same. That is `slot_start:
     restart`. The default, `carry`, trains one model throughout, which is what a job is for.
 """
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -22,15 +23,27 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import OPINIONS, ClientTable, Probe, ProbeAnswer, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    OPINIONS,
+    ClientTable,
+    Probe,
+    ProbeAnswer,
+    RoundView,
+    Selector,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotParams(Params):
-    slot_rounds: int = param(15, "rounds of a time slot, all with the same cohort; 1: a new cohort every round", low=1)
+    slot_rounds: int = param(
+        15, "rounds of a time slot, all with the same cohort; 1: a new cohort every round", low=1
+    )
     slot_start: str = param(
-        "carry", "carry: a slot goes on with the last one's model; restart: each begins at the initial model, as in "
-        "the paper's experiments", choices=("carry", "restart"))
+        "carry",
+        "carry: a slot goes on with the last one's model; restart: each begins at the initial model, as in "
+        "the paper's experiments",
+        choices=("carry", "restart"),
+    )
 
 
 class TimeSlotSelector(Selector):
@@ -44,11 +57,11 @@ class TimeSlotSelector(Selector):
 
     def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
-        self.slot = 0                            # slots begun, the current one included
-        self.cohort = np.empty(0, np.int64)      # rows of the current slot; none: no slot is under way
-        self.rounds_played = 0                   # rounds of the current slot
+        self.slot = 0  # slots begun, the current one included
+        self.cohort = np.empty(0, np.int64)  # rows of the current slot; none: no slot is under way
+        self.rounds_played = 0  # rounds of the current slot
         self.took_part = np.zeros(len(clients), bool)  # (n,) asked in the current slot
-        self.heard = False                       # opinions have arrived
+        self.heard = False  # opinions have arrived
 
     @abstractmethod
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
@@ -78,7 +91,9 @@ class TimeSlotSelector(Selector):
         return self.rounds_played == 0 or self.rounds_played >= self.params.slot_rounds
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        if not len(view.online):  # then there are no opinions either: a slot that is over waits for them
+        if not len(
+            view.online
+        ):  # then there are no opinions either: a slot that is over waits for them
             return view.online.copy()
         if self._over():
             self._close(view.probe)

@@ -1,4 +1,5 @@
 """What is trained: a data set, its partition over clients, and a model."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -36,8 +37,14 @@ class Samples:
 class FederatedData:
     """All clients' data in memory. `getSize` is FedScale's name: an executor reports it when it registers."""
 
-    def __init__(self, config: JobConfig, device: torch.device, holdout: float = 0.0, interview: float = 0.0,
-                 public: float = 0.0):
+    def __init__(
+        self,
+        config: JobConfig,
+        device: torch.device,
+        holdout: float = 0.0,
+        interview: float = 0.0,
+        public: float = 0.0,
+    ):
         """`holdout`: share of every client's samples kept from training, for its opinions; `interview`: share of the
         test set kept from the reported accuracy, for the server's interviews; `public`: share of the training samples
         that belong to no client, for the server (`public_set`)."""
@@ -46,13 +53,19 @@ class FederatedData:
         splits = self._set.load()
         self._x, self._y = splits.train_x, splits.train_y.clone()
         self._clients = _partition(config, splits.train_y.numpy(), splits.owner, public)
-        for client in noisy_clients(config, len(self._clients)):  # the labels these clients believe in
+        for client in noisy_clients(
+            config, len(self._clients)
+        ):  # the labels these clients believe in
             own = self._own(client)
             self._y[own] = (self._y[own] + 1) % self._set.classes
-        self._held = np.floor(self._clients.sizes * holdout).astype(np.int64)  # the first so many of each client
+        self._held = np.floor(self._clients.sizes * holdout).astype(
+            np.int64
+        )  # the first so many of each client
         if holdout:
             self._clients = self._clients.shuffled(stream(config.seed, "holdout"))
-        order = torch.from_numpy(stream(config.seed, "interview").permutation(len(splits.test_y))[:config.test_samples])
+        order = torch.from_numpy(
+            stream(config.seed, "interview").permutation(len(splits.test_y))[: config.test_samples]
+        )
         interviewed = int(len(order) * interview)
         self.interview = self._samples(splits.test_x, splits.test_y, order[:interviewed])
         self.test = self._samples(splits.test_x, splits.test_y, order[interviewed:].sort().values)
@@ -61,18 +74,23 @@ class FederatedData:
         return {"size": self._clients.sizes - self._held}
 
     def training(self, client_id: int) -> Samples:
-        return self._samples(self._x, self._y, self._own(client_id)[self._held[client_id - 1]:])
+        return self._samples(self._x, self._y, self._own(client_id)[self._held[client_id - 1] :])
 
     def held_out(self, client_id: int) -> Samples:
-        return self._samples(self._x, self._y, self._own(client_id)[:self._held[client_id - 1]])
+        return self._samples(self._x, self._y, self._own(client_id)[: self._held[client_id - 1]])
 
-    def held_out_together(self, client_ids: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, Iterator[Samples]]:
+    def held_out_together(
+        self, client_ids: np.ndarray, batch: int
+    ) -> tuple[np.ndarray, np.ndarray, Iterator[Samples]]:
         """(clients that hold anything out, how much each does, all of it end to end in batches)."""
         clients = client_ids[self._held[client_ids - 1] > 0]
-        own = [self._own(client)[:self._held[client - 1]] for client in clients.tolist()]
+        own = [self._own(client)[: self._held[client - 1]] for client in clients.tolist()]
         rows = torch.cat(own) if own else torch.zeros(0, dtype=torch.int64)
-        return clients, self._held[clients - 1], (
-            self._samples(self._x, self._y, part) for part in rows.split(batch))
+        return (
+            clients,
+            self._held[clients - 1],
+            (self._samples(self._x, self._y, part) for part in rows.split(batch)),
+        )
 
     def _own(self, client_id: int) -> torch.Tensor:
         if not 1 <= client_id <= len(self._clients):
@@ -83,27 +101,48 @@ class FederatedData:
         return Samples(self._set.prepare(x[rows]).to(self._device), y[rows].to(self._device))
 
 
-def _partition(config: JobConfig, labels: np.ndarray, owner: np.ndarray | None, public: float) -> Partition:
+def _partition(
+    config: JobConfig, labels: np.ndarray, owner: np.ndarray | None, public: float
+) -> Partition:
     """Who owns which training sample, once the server has taken its public share."""
     schemes = sorted([*PARTITIONS.names(), NATURAL])
-    require(config.partition in schemes, "partition", f"one of {', '.join(schemes)}", config.partition)
+    require(
+        config.partition in schemes, "partition", f"one of {', '.join(schemes)}", config.partition
+    )
     used, rng = _used_rows(config, labels), stream(config.seed, "partition")
     left = np.setdiff1d(used, _public_rows(config, used, public), assume_unique=True)  # ascending
-    if config.data_map_file is not None or config.partition == NATURAL:  # which are about all samples
-        whole = natural(_known(config, owner), config.num_clients, rng) if config.data_map_file is None \
+    if (
+        config.data_map_file is not None or config.partition == NATURAL
+    ):  # which are about all samples
+        whole = (
+            natural(_known(config, owner), config.num_clients, rng)
+            if config.data_map_file is None
             else from_map_file(config.data_map_file, labels, config.num_clients)
+        )
         numbers = np.full(len(labels), -1)
         numbers[left] = left
         return whole.renumbered(numbers)
-    return partition(labels[left], config.partition, config.num_clients or DEFAULT_CLIENTS, config.partition_alpha,
-                     rng, config.shards_per_client).renumbered(left)
+    return partition(
+        labels[left],
+        config.partition,
+        config.num_clients or DEFAULT_CLIENTS,
+        config.partition_alpha,
+        rng,
+        config.shards_per_client,
+    ).renumbered(left)
 
 
 def _known(config: JobConfig, owner: np.ndarray | None) -> np.ndarray:
     if owner is None:
-        some = ", ".join(f"{name} ({DATASETS[name].clients})" for name in DATASETS.names() if DATASETS[name].clients)
-        raise UserError(f"partition: natural: this {config.data_set} does not say whose its samples are; expected "
-                        f"another partition, or one of {some}")
+        some = ", ".join(
+            f"{name} ({DATASETS[name].clients})"
+            for name in DATASETS.names()
+            if DATASETS[name].clients
+        )
+        raise UserError(
+            f"partition: natural: this {config.data_set} does not say whose its samples are; expected "
+            f"another partition, or one of {some}"
+        )
     return owner
 
 
@@ -119,7 +158,7 @@ def _used_rows(config: JobConfig, labels: np.ndarray) -> np.ndarray:
 
 
 def _public_rows(config: JobConfig, used: np.ndarray, share: float) -> np.ndarray:
-    return used[stream(config.seed, "public").permutation(len(used))[:int(len(used) * share)]]
+    return used[stream(config.seed, "public").permutation(len(used))[: int(len(used) * share)]]
 
 
 def describe_partition(config: JobConfig, public: float) -> tuple[Partition, np.ndarray]:
@@ -133,21 +172,38 @@ def public_set(config: JobConfig, share: float) -> Samples:
     """The server's own samples: `public_data_set`, or a share of the training samples that no client has."""
     source, named = data_set(config), config.public_data_set
     if named is not None and named != config.data_set:
-        ours, source = source, data_set(replace(config, data_set=named, data_dir=None))  # data_dir is that of ours
-        require((source.shape, source.classes) == (ours.shape, ours.classes), "public_data_set",
-                f"a data set with inputs of shape {ours.shape} and {ours.classes} classes", named)
+        ours, source = (
+            source,
+            data_set(replace(config, data_set=named, data_dir=None)),
+        )  # data_dir is that of ours
+        require(
+            (source.shape, source.classes) == (ours.shape, ours.classes),
+            "public_data_set",
+            f"a data set with inputs of shape {ours.shape} and {ours.classes} classes",
+            named,
+        )
     splits = source.load()
     labels = splits.train_y.numpy()
-    rows = _public_rows(config, _used_rows(config, labels), share) if named is None else \
-        stream(config.seed, "public").permutation(len(labels))[:config.public_samples]
-    require(len(rows) > 0, "public_fraction", "enough for at least one sample: the selector needs a public set", share)
+    rows = (
+        _public_rows(config, _used_rows(config, labels), share)
+        if named is None
+        else stream(config.seed, "public").permutation(len(labels))[: config.public_samples]
+    )
+    require(
+        len(rows) > 0,
+        "public_fraction",
+        "enough for at least one sample: the selector needs a public set",
+        share,
+    )
     picked = torch.from_numpy(rows)
     return Samples(source.prepare(splits.train_x[picked]), splits.train_y[picked])
 
 
 def noisy_clients(config: JobConfig, n: int) -> frozenset[int]:
     """Ids of the clients, of n, whose labels are wrong: a share of them, drawn from the seed."""
-    chosen = stream(config.seed, "label noise").permutation(n)[:round(n * config.label_noise_clients)]
+    chosen = stream(config.seed, "label noise").permutation(n)[
+        : round(n * config.label_noise_clients)
+    ]
     return frozenset((chosen + 1).tolist())
 
 
@@ -174,5 +230,15 @@ def model_kbit(config: JobConfig) -> float:
     return kbit(initial_model(config))
 
 
-__all__ = ["FederatedData", "Partition", "Samples", "data_set", "describe_partition", "initial_model", "kbit",
-           "model_kbit", "noisy_clients", "public_set"]
+__all__ = [
+    "FederatedData",
+    "Partition",
+    "Samples",
+    "data_set",
+    "describe_partition",
+    "initial_model",
+    "kbit",
+    "model_kbit",
+    "noisy_clients",
+    "public_set",
+]

@@ -1,4 +1,5 @@
 """`fedsuv data`: list, fetch and check data sets; `partition` is in partition_command.py."""
+
 from __future__ import annotations
 
 import argparse
@@ -72,8 +73,15 @@ def _list(args: argparse.Namespace) -> None:
     rows = []
     for name in DATASETS.names():
         spec = _data_set(name, None)
-        rows.append([name, str(spec.classes), spec.clients or "-", _whereabouts(spec),
-                     spec.source.about if spec.source else "made in memory"])
+        rows.append(
+            [
+                name,
+                str(spec.classes),
+                spec.clients or "-",
+                _whereabouts(spec),
+                spec.source.about if spec.source else "made in memory",
+            ]
+        )
     print(columns(["data_set", "classes", "natural clients", "found", "source"], rows, left=5))
 
 
@@ -91,18 +99,24 @@ def _data_set(name: str, folder: Path | None) -> DataSet:
     from fedsuv_plugin.config import JobConfig  # brings FedScale's options along
     from fedsuv_plugin.tasks.datasets import DATASETS
 
-    return DATASETS[name](JobConfig(data_set=name, data_dir=None if folder is None else str(folder),
-                                    partition="natural"))
+    return DATASETS[name](
+        JobConfig(
+            data_set=name, data_dir=None if folder is None else str(folder), partition="natural"
+        )
+    )
 
 
 def _folder(spec: DataSet, args: argparse.Namespace) -> Path:
     if args.dir is None and not os.environ.get("FEDSUV_DATA"):
-        raise UserError(f"--dir: expected the folder of {args.name}, or the environment variable FEDSUV_DATA set to a "
-                        f"folder for {spec.folder}/")
+        raise UserError(
+            f"--dir: expected the folder of {args.name}, or the environment variable FEDSUV_DATA set to a "
+            f"folder for {spec.folder}/"
+        )
     return Path(args.dir).expanduser() if args.dir is not None else spec.root()
 
 
 # ---- fetch
+
 
 def _fetch(args: argparse.Namespace) -> None:
     from fedsuv_plugin.tasks.sources import fetch
@@ -116,10 +130,14 @@ def _fetch(args: argparse.Namespace) -> None:
         fetch(spec.source, folder)
     except UserError as error:
         raise UserError(f"{args.name}: {error}") from None
-    print(f"look at it with: fedsuv data check {args.name}" + (f" --dir {args.dir}" if args.dir is not None else ""))
+    print(
+        f"look at it with: fedsuv data check {args.name}"
+        + (f" --dir {args.dir}" if args.dir is not None else "")
+    )
 
 
 # ---- check
+
 
 def _check(args: argparse.Namespace) -> None:
     spec = _data_set(args.name, None)
@@ -130,34 +148,57 @@ def _check(args: argparse.Namespace) -> None:
     print(f"{args.name}: " + ("made in memory" if folder is None else str(folder)))
     if folder is not None:
         print(f"checksums: {_checksums(spec, folder)}")
-    print(f"samples: {len(splits.train_y):,} for training, {len(splits.test_y):,} for testing; inputs of shape "
-          f"{spec.shape}, {spec.dtype}".replace("torch.", ""))
+    print(
+        f"samples: {len(splits.train_y):,} for training, {len(splits.test_y):,} for testing; inputs of shape "
+        f"{spec.shape}, {spec.dtype}".replace("torch.", "")
+    )
     counts = np.bincount(splits.train_y)
-    print(f"classes: {spec.classes}, {np.count_nonzero(counts)} of them here, with {counts[counts > 0].min():,} to "
-          f"{counts.max():,} training samples each")
+    print(
+        f"classes: {spec.classes}, {np.count_nonzero(counts)} of them here, with {counts[counts > 0].min():,} to "
+        f"{counts.max():,} training samples each"
+    )
     if splits.owner is None:
         print("natural clients: none")
     else:
         sizes = np.bincount(splits.owner)
         labels = np.unique(splits.owner * spec.classes + splits.train_y.numpy()) // spec.classes
         print(f"natural clients: {len(sizes):,} {spec.clients}")
-        print(columns(["per client, quantiles", *(f"{share} %" for share in SHARES)],
-                      [[name, *(figure(value) for value in np.percentile(values, SHARES))]
-                       for name, values in (("samples", sizes), ("classes", np.bincount(labels)))]))
+        print(
+            columns(
+                ["per client, quantiles", *(f"{share} %" for share in SHARES)],
+                [
+                    [name, *(figure(value) for value in np.percentile(values, SHARES))]
+                    for name, values in (("samples", sizes), ("classes", np.bincount(labels)))
+                ],
+            )
+        )
 
 
 def _check_samples(name: str, spec: DataSet, splits: Splits) -> None:
     """What a loader must keep, whatever the files hold."""
-    for part, x, y in (("training", splits.train_x, splits.train_y), ("test", splits.test_x, splits.test_y)):
+    for part, x, y in (
+        ("training", splits.train_x, splits.train_y),
+        ("test", splits.test_x, splits.test_y),
+    ):
         if len(x) != len(y) or not len(y):
-            raise UserError(f"{name}: expected as many {part} inputs as labels and at least one, got {len(x)} and "
-                            f"{len(y)}")
+            raise UserError(
+                f"{name}: expected as many {part} inputs as labels and at least one, got {len(x)} and "
+                f"{len(y)}"
+            )
         if int(y.min()) < 0 or int(y.max()) >= spec.classes:
-            raise UserError(f"{name}: expected {part} labels from 0 to {spec.classes - 1}, got {int(y.min())} to "
-                            f"{int(y.max())}")
+            raise UserError(
+                f"{name}: expected {part} labels from 0 to {spec.classes - 1}, got {int(y.min())} to "
+                f"{int(y.max())}"
+            )
         some = spec.prepare(x[:100])
-        if some.shape[1:] != spec.shape or some.dtype != spec.dtype or not bool(some.isfinite().all()):
-            raise UserError(f"{name}: expected finite {part} inputs of shape {spec.shape}, got {tuple(some.shape[1:])}")
+        if (
+            some.shape[1:] != spec.shape
+            or some.dtype != spec.dtype
+            or not bool(some.isfinite().all())
+        ):
+            raise UserError(
+                f"{name}: expected finite {part} inputs of shape {spec.shape}, got {tuple(some.shape[1:])}"
+            )
 
 
 def _checksums(spec: DataSet, folder: Path) -> str:
@@ -171,4 +212,5 @@ def _checksums(spec: DataSet, folder: Path) -> str:
         return "none of the files that have one is here (" + ", ".join(official) + ")"
     wrong = [path for path, checksum in there.items() if not matches(folder / path, checksum)]
     return f"{len(there) - len(wrong)} of {len(official)} files are the official ones" + (
-        f"; not the official bytes: {', '.join(wrong)}" if wrong else "")
+        f"; not the official bytes: {', '.join(wrong)}" if wrong else ""
+    )

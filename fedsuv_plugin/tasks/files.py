@@ -1,4 +1,5 @@
 """Reading what data sets come as: folders, FedScale's client maps, LEAF's JSON; and a cache of what is slow to read."""
+
 from __future__ import annotations
 
 import csv
@@ -18,8 +19,8 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.output import replace_file
 
 CLIENT_MAP = "client_data_mapping/{part}.csv"  # FedScale's, below a data set's folder
-LEAF_FILES = "data/{part}/*.json"              # LEAF's
-CACHE = ".fedsuv"                              # below a data set's folder
+LEAF_FILES = "data/{part}/*.json"  # LEAF's
+CACHE = ".fedsuv"  # below a data set's folder
 T = TypeVar("T")
 
 
@@ -29,13 +30,17 @@ def data_folder(data_dir: str | None, name: str) -> Path:
         return Path(data_dir).expanduser()
     if root := os.environ.get("FEDSUV_DATA"):
         return Path(root).expanduser() / name
-    raise UserError(f"data_dir: this data set is read from disk; set data_dir to its folder, or the environment "
-                    f"variable FEDSUV_DATA to a folder that holds {name}/")
+    raise UserError(
+        f"data_dir: this data set is read from disk; set data_dir to its folder, or the environment "
+        f"variable FEDSUV_DATA to a folder that holds {name}/"
+    )
 
 
 def missing(what: Path | str) -> UserError:
-    return UserError(f"data_dir: no such file: {what}; `fedsuv data` lists the data sets, `fedsuv data fetch <name>` "
-                     "gets one")
+    return UserError(
+        f"data_dir: no such file: {what}; `fedsuv data` lists the data sets, `fedsuv data fetch <name>` "
+        "gets one"
+    )
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,18 @@ def read_client_map(file: Path, classes: int) -> ClientMap:
         rows = [row for row in csv.reader(f) if row][1:]
     for number, row in enumerate(rows, 2):
         if len(row) < 4 or not row[-1].isdigit() or int(row[-1]) >= classes:
-            raise UserError(f"data_dir: {file}: row {number}: expected client, path, label name and a label below "
-                            f"{classes}, got {','.join(row)[:80]!r}")
+            raise UserError(
+                f"data_dir: {file}: row {number}: expected client, path, label name and a label below "
+                f"{classes}, got {','.join(row)[:80]!r}"
+            )
     if not rows:
         raise UserError(f"data_dir: {file}: expected a row per sample below a header, got none")
-    return ClientMap([row[0] for row in rows], [row[1] for row in rows], [row[-2] for row in rows],
-                     np.array([int(row[-1]) for row in rows]))
+    return ClientMap(
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [row[-2] for row in rows],
+        np.array([int(row[-1]) for row in rows]),
+    )
 
 
 def read_leaf(root: Path, part: str, size: int) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -72,14 +83,26 @@ def read_leaf(root: Path, part: str, size: int) -> Iterator[tuple[str, list[Any]
     for file in progress(files, f"reading {root / 'data' / part}"):
         try:
             content = json.loads(file.read_bytes())
-            users = [(str(user), content["user_data"][user]["x"], content["user_data"][user]["y"])
-                     for user in content["users"]]
-            wrong = next((user for user, x, y in users if len(x) != len(y) or any(len(value) != size for value in x)),
-                         None)
+            users = [
+                (str(user), content["user_data"][user]["x"], content["user_data"][user]["y"])
+                for user in content["users"]
+            ]
+            wrong = next(
+                (
+                    user
+                    for user, x, y in users
+                    if len(x) != len(y) or any(len(value) != size for value in x)
+                ),
+                None,
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"data_dir: {file}: not a complete LEAF file of users and user_data ({error!r})") from None
+            raise UserError(
+                f"data_dir: {file}: not a complete LEAF file of users and user_data ({error!r})"
+            ) from None
         if wrong is not None:
-            raise UserError(f"data_dir: {file}: user {wrong}: expected inputs of {size} values and a label for each")
+            raise UserError(
+                f"data_dir: {file}: user {wrong}: expected inputs of {size} values and a label for each"
+            )
         yield from users
 
 
@@ -93,8 +116,9 @@ def numbered(names: Iterable[str]) -> np.ndarray:
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
-def cached(folder: Path, name: str, made_from: Iterable[object],
-           make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def cached(
+    folder: Path, name: str, made_from: Iterable[object], make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """The arrays that `make` gives, kept below `folder` until `made_from` changes. Where nothing can be written, they
     are made again every time."""
     key = hashlib.sha256("\n".join(map(str, made_from)).encode()).hexdigest()

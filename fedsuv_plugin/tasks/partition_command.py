@@ -1,4 +1,5 @@
 """`fedsuv data partition`: who gets which samples in a job, as numbers, as a picture and as FedScale's map file."""
+
 from __future__ import annotations
 
 import argparse
@@ -31,11 +32,15 @@ BARS = 60  # clients that are drawn as stacked bars; more become a heat map
 
 
 def add_partition_command(commands: Any) -> None:
-    parser = add_command(commands, "partition", "show, draw and export who gets which samples", PARTITION)
+    parser = add_command(
+        commands, "partition", "show, draw and export who gets which samples", PARTITION
+    )
     parser.add_argument("config", help="the job file")
     add_job_options(parser)
     parser.add_argument("--plot", metavar="PNG", help="draw clients x labels")
-    parser.add_argument("--export", metavar="CSV", help="write the partition as a FedScale map file")
+    parser.add_argument(
+        "--export", metavar="CSV", help="write the partition as a FedScale map file"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -44,12 +49,21 @@ def _run(args: argparse.Namespace) -> None:
     parts, labels = describe_partition(job.config, kept_shares(job)["public_fraction"])
     counts = label_counts(parts, labels)
     how = job.config.data_map_file or job.config.partition
-    print(f"{args.config}: {job.config.data_set}, {how}: {len(parts):,} clients share {len(parts.order):,} of "
-          f"{len(labels):,} samples, {counts.shape[1]} labels\n")
+    print(
+        f"{args.config}: {job.config.data_set}, {how}: {len(parts):,} clients share {len(parts.order):,} of "
+        f"{len(labels):,} samples, {counts.shape[1]} labels\n"
+    )
     held = counts[parts.sizes > 0]
-    print(quantile_table([("samples per client", parts.sizes), ("labels per client", (counts > 0).sum(axis=1)),
-                          ("share of a client's commonest label", held.max(axis=1) / held.sum(axis=1)),
-                          ("clients per label", (counts > 0).sum(axis=0))]))
+    print(
+        quantile_table(
+            [
+                ("samples per client", parts.sizes),
+                ("labels per client", (counts > 0).sum(axis=1)),
+                ("share of a client's commonest label", held.max(axis=1) / held.sum(axis=1)),
+                ("clients per label", (counts > 0).sum(axis=0)),
+            ]
+        )
+    )
     if args.plot is not None:
         draw(counts, f"{job.config.data_set}, {Path(how).name}: {len(parts):,} clients", args.plot)
         print(f"\n{args.plot}: drawn")
@@ -62,7 +76,9 @@ def label_counts(parts: Partition, labels: np.ndarray) -> np.ndarray:
     """How many samples of each label each client has, (clients, labels)."""
     classes = int(labels.max(initial=0)) + 1
     owner = np.repeat(np.arange(len(parts)), parts.sizes)
-    return np.bincount(owner * classes + labels[parts.order], minlength=len(parts) * classes).reshape(-1, classes)
+    return np.bincount(
+        owner * classes + labels[parts.order], minlength=len(parts) * classes
+    ).reshape(-1, classes)
 
 
 def draw(counts: np.ndarray, title: str, path: str) -> None:
@@ -78,18 +94,40 @@ def draw(counts: np.ndarray, title: str, path: str) -> None:
             colours = colormaps["turbo"](np.linspace(0.05, 0.95, classes))
             below = np.zeros(clients)
             for label in range(classes):
-                ax.bar(np.arange(1, clients + 1), counts[:, label], bottom=below, color=colours[label], width=0.9,
-                       label=str(label))
+                ax.bar(
+                    np.arange(1, clients + 1),
+                    counts[:, label],
+                    bottom=below,
+                    color=colours[label],
+                    width=0.9,
+                    label=str(label),
+                )
                 below += counts[:, label]
-            ax.set(xlabel="client", ylabel="samples", xlim=(0.3, clients + 0.7), ylim=(0, 1.05 * max(below.max(), 1)))
-            ax.legend(title="label", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False,
-                      ncols=-(-classes // 20))
+            ax.set(
+                xlabel="client",
+                ylabel="samples",
+                xlim=(0.3, clients + 0.7),
+                ylim=(0, 1.05 * max(below.max(), 1)),
+            )
+            ax.legend(
+                title="label",
+                loc="center left",
+                bbox_to_anchor=(1.01, 0.5),
+                frameon=False,
+                ncols=-(-classes // 20),
+            )
             ax.grid(axis="y", alpha=0.25)
             ax.set_axisbelow(True)
         else:
             order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
-            image = ax.imshow(np.ma.masked_equal(counts[order].T, 0), aspect="auto", interpolation="nearest",
-                              cmap="viridis_r", norm="log", origin="lower")
+            image = ax.imshow(
+                np.ma.masked_equal(counts[order].T, 0),
+                aspect="auto",
+                interpolation="nearest",
+                cmap="viridis_r",
+                norm="log",
+                origin="lower",
+            )
             ax.set(xlabel="clients, sorted by their commonest label", ylabel="label")
             figure.colorbar(image, ax=ax, label="samples (white: none)")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,4 +1,5 @@
 """Who owns which training sample: a client's share is a slice of one index array."""
+
 from __future__ import annotations
 
 import csv
@@ -19,7 +20,7 @@ from fedsuv_plugin.output import replace_file
 class Partition:
     """Client i owns samples order[offsets[i] : offsets[i + 1]]."""
 
-    order: np.ndarray    # (m,) int64, sample numbers
+    order: np.ndarray  # (m,) int64, sample numbers
     offsets: np.ndarray  # (n + 1,) int64
 
     def __len__(self) -> int:
@@ -30,13 +31,15 @@ class Partition:
         return np.diff(self.offsets)
 
     def samples(self, client: int) -> np.ndarray:
-        return self.order[self.offsets[client]:self.offsets[client + 1]]
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def renumbered(self, numbers: np.ndarray) -> Partition:
         """The same shares where sample i is called numbers[i]; those called -1 are nobody's."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
         order = numbers[self.order]
-        return Partition(order[order >= 0], np.searchsorted(owner[order >= 0], np.arange(len(self) + 1)))
+        return Partition(
+            order[order >= 0], np.searchsorted(owner[order >= 0], np.arange(len(self) + 1))
+        )
 
     def shuffled(self, rng: np.random.Generator) -> Partition:
         """The same owners, each one's samples in random order."""
@@ -47,7 +50,7 @@ class Partition:
 def by_owner(owner: np.ndarray, n: int) -> Partition:
     """From the owner of each sample (-1: nobody), (m,) -> the samples of each owner, in their old order."""
     order = np.argsort(owner, kind="stable")
-    order = order[np.searchsorted(owner[order], 0):]
+    order = order[np.searchsorted(owner[order], 0) :]
     return Partition(order, np.searchsorted(owner[order], np.arange(n + 1)))
 
 
@@ -78,7 +81,9 @@ def dirichlet(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) 
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, skew.alpha)))[:-1] * len(rows)).astype(np.int64)
+        cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, skew.alpha)))[:-1] * len(rows)).astype(
+            np.int64
+        )
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     return _nobody_empty(owner, n, rng)
 
@@ -120,11 +125,14 @@ def dirichlet_qp(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generato
         if np.abs(held - totals).sum() <= 1e-6 * len(labels):
             break
     targets = np.where(held > 0, targets / np.where(held > 0, held, 1.0), 1 / n) * totals
-    cuts = np.rint(np.cumsum(targets, axis=0))  # client i has its class's samples from cut i - 1 to cut i
+    cuts = np.rint(
+        np.cumsum(targets, axis=0)
+    )  # client i has its class's samples from cut i - 1 to cut i
     owner = np.empty(len(labels), np.int64)
     for label, total in enumerate(totals.tolist()):
         owner[rng.permutation(np.flatnonzero(classes == label))] = np.searchsorted(
-            cuts[:-1, label], np.arange(total), side="right")
+            cuts[:-1, label], np.arange(total), side="right"
+        )
     return _nobody_empty(owner, n, rng)
 
 
@@ -143,7 +151,9 @@ def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     u = np.ones(len(totals))
 
     def gain(v: np.ndarray) -> float:
-        return float(wanted @ v - np.square(np.maximum(proportions @ v, 0.0)).sum() / 2 - SLACK * (v @ v) / 2)
+        return float(
+            wanted @ v - np.square(np.maximum(proportions @ v, 0.0)).sum() / 2 - SLACK * (v @ v) / 2
+        )
 
     for _ in range(200):
         active = proportions[proportions @ u > 0]
@@ -152,7 +162,10 @@ def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
             break
         step = np.linalg.solve(active.T @ active + SLACK * np.eye(len(u)), slope)
         length = 1.0
-        while gain(u + length * step) < gain(u) + 1e-4 * length * float(slope @ step) and length > 1e-10:
+        while (
+            gain(u + length * step) < gain(u) + 1e-4 * length * float(slope @ step)
+            and length > 1e-10
+        ):
             length /= 2
         u = u + length * step
     return np.maximum(proportions @ u, 0.0) * scale
@@ -173,10 +186,18 @@ def shards(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> 
     return owner
 
 
-def partition(labels: np.ndarray, scheme: str, n: int, alpha: float, rng: np.random.Generator,
-              shards_per_client: int = 2) -> Partition:
+def partition(
+    labels: np.ndarray,
+    scheme: str,
+    n: int,
+    alpha: float,
+    rng: np.random.Generator,
+    shards_per_client: int = 2,
+) -> Partition:
     if n > len(labels):
-        raise UserError(f"num_clients: expected at most {len(labels)}, the number of training samples, got {n}")
+        raise UserError(
+            f"num_clients: expected at most {len(labels)}, the number of training samples, got {n}"
+        )
     return by_owner(PARTITIONS[scheme](labels, n, Skew(alpha, shards_per_client), rng), n)
 
 
@@ -185,7 +206,9 @@ def natural(owner: np.ndarray, n: int | None, rng: np.random.Generator) -> Parti
     known = int(owner.max()) + 1
     n = known if n is None else n
     if n > known:
-        raise UserError(f"num_clients: expected at most {known}, the natural clients of the data set, got {n}")
+        raise UserError(
+            f"num_clients: expected at most {known}, the natural clients of the data set, got {n}"
+        )
     number = np.full(known, -1)
     number[np.sort(rng.permutation(known)[:n])] = np.arange(n)
     return by_owner(number[owner], n)
@@ -201,12 +224,19 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     with file.open(newline="") as f:
         rows = [(row[0], row[-1]) for row in list(csv.reader(f))[1:] if row]
     if not rows or len(rows) > len(labels):
-        raise UserError(f"data_map_file: {path}: expected 1 to {len(labels)} rows, one per training sample, "
-                        f"got {len(rows)}")
-    wrong = next((i for i, (_, label) in enumerate(rows) if label.isdigit() and int(label) != labels[i]), None)
+        raise UserError(
+            f"data_map_file: {path}: expected 1 to {len(labels)} rows, one per training sample, "
+            f"got {len(rows)}"
+        )
+    wrong = next(
+        (i for i, (_, label) in enumerate(rows) if label.isdigit() and int(label) != labels[i]),
+        None,
+    )
     if wrong is not None:
-        raise UserError(f"data_map_file: {path}: row {wrong + 2} says label {rows[wrong][1]}, the data set says "
-                        f"{labels[wrong]}; the map belongs to other data")
+        raise UserError(
+            f"data_map_file: {path}: row {wrong + 2} says label {rows[wrong][1]}, the data set says "
+            f"{labels[wrong]}; the map belongs to other data"
+        )
     owner, there = _owners([client for client, _ in rows])
     n = there if n is None else n
     if n > there:
@@ -214,14 +244,18 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     return by_owner(np.where(owner < n, owner, -1), n)
 
 
-NUMBERED = re.compile(r"([1-9]\d*|nobody)/(\d+)", re.ASCII)  # our names of clients: number 1 to n, of n
+NUMBERED = re.compile(
+    r"([1-9]\d*|nobody)/(\d+)", re.ASCII
+)  # our names of clients: number 1 to n, of n
 
 
 def _owners(names: list[str]) -> tuple[np.ndarray, int]:
     """(the owner of each row, -1: nobody, and how many clients there are)."""
     ours = [NUMBERED.fullmatch(name) for name in names]
     if all(ours) and len({match[2] for match in ours if match}) == 1:
-        owner = np.array([-1 if match[1] == "nobody" else int(match[1]) - 1 for match in ours if match])
+        owner = np.array(
+            [-1 if match[1] == "nobody" else int(match[1]) - 1 for match in ours if match]
+        )
         there = int(ours[0][2])  # type: ignore[index]
         if owner.max() < there:
             return owner, there
@@ -239,6 +273,8 @@ def to_map_file(path: str | Path, parts: Partition, labels: np.ndarray) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["client_id", "sample_path", "label_name", "label_id"])
-    writer.writerows([f"{'nobody' if client < 0 else client + 1}/{n}", sample, label, label]
-                     for sample, (client, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True)))
+    writer.writerows(
+        [f"{'nobody' if client < 0 else client + 1}/{n}", sample, label, label]
+        for sample, (client, label) in enumerate(zip(owner.tolist(), labels.tolist(), strict=True))
+    )
     replace_file(path, lambda f: f.write(text.getvalue().encode()))

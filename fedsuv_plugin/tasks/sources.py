@@ -1,4 +1,5 @@
 """Where data sets come from, and getting them: resumed, checked, unpacked whole or not at all."""
+
 from __future__ import annotations
 
 import hashlib
@@ -24,25 +25,29 @@ TIMEOUT = 30.0  # seconds without a byte
 class Download:
     """One file of a data set."""
 
-    urls: tuple[str, ...]       # the same file; the first that answers
-    path: str                   # where it belongs, below the data set's folder
-    checksum: str | None        # "md5:..." or "sha256:..."; none: the source publishes none
-    unpacked: str = ""          # of an archive: a file that is there once it is unpacked; "": it stays as it is
-    inside: str = ""            # the folder in the archive that is the data set's folder
+    urls: tuple[str, ...]  # the same file; the first that answers
+    path: str  # where it belongs, below the data set's folder
+    checksum: str | None  # "md5:..." or "sha256:..."; none: the source publishes none
+    unpacked: str = (
+        ""  # of an archive: a file that is there once it is unpacked; "": it stays as it is
+    )
+    inside: str = ""  # the folder in the archive that is the data set's folder
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a data set comes from."""
 
-    about: str                                                       # its home
+    about: str  # its home
     downloads: tuple[Download, ...] = ()
-    checksums: Mapping[str, str] = field(default_factory=dict)       # of files that come out of archives
-    by_hand: str = ""                                                # another way to it, or the only one
+    checksums: Mapping[str, str] = field(default_factory=dict)  # of files that come out of archives
+    by_hand: str = ""  # another way to it, or the only one
 
     def official(self) -> dict[str, str]:
         """The published checksums of the files a loader reads."""
-        return {d.path: d.checksum for d in self.downloads if d.checksum and not d.unpacked} | dict(self.checksums)
+        return {d.path: d.checksum for d in self.downloads if d.checksum and not d.unpacked} | dict(
+            self.checksums
+        )
 
 
 def fetch(source: Source, folder: Path) -> None:
@@ -76,8 +81,10 @@ def _checksum(file: Path, kind: str) -> str:
 
 def _check_in_place(file: Path, download: Download) -> None:
     if download.checksum is not None and not matches(file, download.checksum):
-        raise UserError(f"{file}: not the official file, whose checksum is {download.checksum}; move it away and fetch "
-                        "again")
+        raise UserError(
+            f"{file}: not the official file, whose checksum is {download.checksum}; move it away and fetch "
+            "again"
+        )
     print(f"{file}: already there")
 
 
@@ -95,16 +102,29 @@ def _download(download: Download, target: Path, by_hand: str) -> None:
         except (OSError, HTTPException) as error:
             failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
     else:
-        kept = f"fetch again to go on after {part.stat().st_size:,} bytes, or " if part.exists() else ""
-        raise UserError(f"cannot be downloaded ({'; '.join(failures)}); {kept}download it by hand, put it at {target} "
-                        "and fetch again" + (f"; or {by_hand}" if by_hand else ""))
+        kept = (
+            f"fetch again to go on after {part.stat().st_size:,} bytes, or "
+            if part.exists()
+            else ""
+        )
+        raise UserError(
+            f"cannot be downloaded ({'; '.join(failures)}); {kept}download it by hand, put it at {target} "
+            "and fetch again" + (f"; or {by_hand}" if by_hand else "")
+        )
     if download.checksum is None:
-        print(f"{target.name}: the source publishes no checksum; `fedsuv data check` looks at what is in it")
+        print(
+            f"{target.name}: the source publishes no checksum; `fedsuv data check` looks at what is in it"
+        )
     elif (found := _checksum(part, download.checksum.partition(":")[0])) != download.checksum:
         part.unlink()
-        raise UserError(f"{url}: expected checksum {download.checksum}, got {found}; what came is deleted, fetch again")
+        raise UserError(
+            f"{url}: expected checksum {download.checksum}, got {found}; what came is deleted, fetch again"
+        )
     part.replace(target)
-    print(f"{target}: {target.stat().st_size:,} bytes" + (", checksum right" if download.checksum else ""))
+    print(
+        f"{target}: {target.stat().st_size:,} bytes"
+        + (", checksum right" if download.checksum else "")
+    )
 
 
 def _continue(url: str, part: Path) -> None:
@@ -138,30 +158,44 @@ def _show(url: str, there: int, total: int | None) -> None:
     if sys.stderr.isatty():
         share = "" if not total else f" of {total / 1e6:,.1f} MB, {there * 100 // total} %"
         end = "\r\x1b[K" if there == total else ""
-        print(f"\r{url}: {there / 1e6:,.1f} MB{share}\x1b[K{end}", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{url}: {there / 1e6:,.1f} MB{share}\x1b[K{end}", end="", file=sys.stderr, flush=True
+        )
 
 
 def _unpack(archive: Path, download: Download, folder: Path) -> None:
     """Unpack beside, then move in: the file that says it is there comes last. The archive goes."""
     if not hasattr(tarfile, "data_filter"):
-        raise UserError(f"{archive}: this Python cannot unpack archives safely; expected 3.10.12, 3.11.4 or a later "
-                        f"one of these, or 3.12, or unpack it into {folder} yourself")
+        raise UserError(
+            f"{archive}: this Python cannot unpack archives safely; expected 3.10.12, 3.11.4 or a later "
+            f"one of these, or 3.12, or unpack it into {folder} yourself"
+        )
     print(f"{archive.name}: unpacking")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as beside:
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(beside, filter="data")  # nothing outside the folder, no links out, no devices
+                tar.extractall(
+                    beside, filter="data"
+                )  # nothing outside the folder, no links out, no devices
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            raise UserError(f"{archive}: cannot be unpacked ({error}); delete it and fetch again") from None
+            raise UserError(
+                f"{archive}: cannot be unpacked ({error}); delete it and fetch again"
+            ) from None
         inside = Path(beside) / download.inside
         if not (inside / download.unpacked).exists():
-            raise UserError(f"{archive}: expected {Path(download.inside) / download.unpacked} in it, found none; is it "
-                            "the archive of this data set?")
+            raise UserError(
+                f"{archive}: expected {Path(download.inside) / download.unpacked} in it, found none; is it "
+                "the archive of this data set?"
+            )
         last = Path(download.unpacked).parts[0]
         entries = sorted(inside.iterdir(), key=lambda entry: (entry.name == last, entry.name))
-        in_the_way = next((folder / entry.name for entry in entries if (folder / entry.name).exists()), None)
+        in_the_way = next(
+            (folder / entry.name for entry in entries if (folder / entry.name).exists()), None
+        )
         if in_the_way is not None:
-            raise UserError(f"{in_the_way}: is in the way of what {archive.name} holds; move it away and fetch again")
+            raise UserError(
+                f"{in_the_way}: is in the way of what {archive.name} holds; move it away and fetch again"
+            )
         for entry in entries:
             shutil.move(entry, folder / entry.name)
     archive.unlink()

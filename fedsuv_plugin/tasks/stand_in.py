@@ -3,6 +3,7 @@
 They are for seeing that a job runs: each class is noise around a point of its own, sequences end in their label. What
 is learnt from them says nothing of the data set, and the job's record says that they were used.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,7 +33,9 @@ class StandIn(DataSet):
             x[..., -1] = y
         owner = None
         if self._natural:
-            owner = rng.permutation(np.arange(config.synthetic_samples) % (config.num_clients or OWNERS))
+            owner = rng.permutation(
+                np.arange(config.synthetic_samples) % (config.num_clients or OWNERS)
+            )
         inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
         return Splits(inputs[test:], labels[test:], inputs[:test], labels[:test], owner)
 

@@ -1,4 +1,5 @@
 """When clients are online: interval arrays, and pure look-ups for all clients at once."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -6,7 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-_MOST_PERIODS = 32  # with more distinct periods than this the shelves would be too short to be worth keeping
+_MOST_PERIODS = (
+    32  # with more distinct periods than this the shelves would be too short to be worth keeping
+)
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,9 @@ class _Shelf:
     period: float
     reach: float
     seconds: np.ndarray  # (s,) int64, ascending
-    starts: np.ndarray   # (s,) float64
-    ends: np.ndarray     # (s,) float64
-    rows: np.ndarray     # (s,) int32, whose interval it is
+    starts: np.ndarray  # (s,) float64
+    ends: np.ndarray  # (s,) float64
+    rows: np.ndarray  # (s,) int32, whose interval it is
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class Availability:
     Intervals of a client are ascending and do not overlap; its trace repeats every periods[i] seconds. As in FedScale
     nothing wraps: what lies past the period's end is never reached."""
 
-    starts: np.ndarray   # (m,) float64 seconds
-    ends: np.ndarray     # (m,) float64 seconds
+    starts: np.ndarray  # (m,) float64 seconds
+    ends: np.ndarray  # (m,) float64 seconds
     offsets: np.ndarray  # (n + 1,) int64
     periods: np.ndarray  # (n,) float64 seconds
 
@@ -64,7 +67,9 @@ class Availability:
             return np.zeros(len(periods), bool)
         time = np.mod(time, periods)
         first, low, high = low, low.copy(), high.copy()
-        for _ in range(int(np.max(high - low, initial=0)).bit_length()):  # ends with low = number of starts <= time
+        for _ in range(
+            int(np.max(high - low, initial=0)).bit_length()
+        ):  # ends with low = number of starts <= time
             middle = (low + high) >> 1
             started = (low < high) & (self.starts[np.minimum(middle, len(self.starts) - 1)] <= time)
             low = np.where(started, middle + 1, low)
@@ -77,8 +82,10 @@ class Availability:
         online = np.zeros(len(self), bool)
         for shelf in self._shelves or ():
             now = time % shelf.period
-            near = slice(np.searchsorted(shelf.seconds, _whole(now - shelf.reach), "left"),
-                         np.searchsorted(shelf.seconds, _whole(now), "right"))
+            near = slice(
+                np.searchsorted(shelf.seconds, _whole(now - shelf.reach), "left"),
+                np.searchsorted(shelf.seconds, _whole(now), "right"),
+            )
             online[shelf.rows[near][(shelf.starts[near] <= now) & (now <= shelf.ends[near])]] = True
         return online
 
@@ -93,15 +100,26 @@ class Availability:
         # trace, so that period and doubling fit in one code.
         doubling = np.clip(((self.ends - self.starts).view(np.int64) >> 52) - 1022, 10, 63)
         codes = period_of.astype(np.int16)[rows] * np.int16(64) + doubling.astype(np.int16)
-        return tuple(self._shelf(periods[code // 64], 2.0 ** (code % 64), np.flatnonzero(codes == code), rows)
-                     for code in np.flatnonzero(np.bincount(codes)).tolist())
+        return tuple(
+            self._shelf(
+                periods[code // 64], 2.0 ** (code % 64), np.flatnonzero(codes == code), rows
+            )
+            for code in np.flatnonzero(np.bincount(codes)).tolist()
+        )
 
     def _shelf(self, period: float, reach: float, picked: np.ndarray, rows: np.ndarray) -> _Shelf:
         # sorting second and place in one integer is several times faster than argsort
         seconds = _whole(self.starts[picked])
         order = np.sort((seconds << 32) | np.arange(len(picked))) & 0xFFFFFFFF
         picked = picked[order]
-        return _Shelf(float(period), reach, seconds[order], self.starts[picked], self.ends[picked], rows[picked])
+        return _Shelf(
+            float(period),
+            reach,
+            seconds[order],
+            self.starts[picked],
+            self.ends[picked],
+            rows[picked],
+        )
 
 
 def _whole(seconds: np.ndarray | float) -> np.ndarray:

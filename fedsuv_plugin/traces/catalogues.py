@@ -1,4 +1,5 @@
 """The CSV catalogues in device_traces/ from which populations are built."""
+
 from __future__ import annotations
 
 import csv
@@ -11,7 +12,9 @@ import numpy as np
 
 from fedsuv_plugin.errors import UserError
 
-DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "device_traces"  # beside the package, in the repository
+DEFAULT_FOLDER = (
+    Path(__file__).resolve().parents[2] / "device_traces"
+)  # beside the package, in the repository
 _CLUSTER = re.compile(r"(\d+)x(\w+)@(\d+(?:\.\d+)?)")  # 4xA76@2.84: four A76 cores at 2.84 GHz
 
 
@@ -24,7 +27,7 @@ class Phones:
     ms_per_sample: np.ndarray
     cpu_gflops: np.ndarray
     cores: np.ndarray
-    memory_gb: np.ndarray          # (s, longest) choices, filled up with NaN
+    memory_gb: np.ndarray  # (s, longest) choices, filled up with NaN
     gpu_gflops: np.ndarray
     gpus: np.ndarray
     compute_w: np.ndarray
@@ -33,9 +36,9 @@ class Phones:
 @dataclass(frozen=True)
 class Networks:
     probability: np.ndarray  # (w,) and so on
-    kbps_down: np.ndarray    # median
-    spread: np.ndarray       # log-normal sigma
-    up_share: np.ndarray     # median of up / down
+    kbps_down: np.ndarray  # median
+    spread: np.ndarray  # log-normal sigma
+    up_share: np.ndarray  # median of up / down
     up_spread: np.ndarray
     radio_w: np.ndarray
 
@@ -45,11 +48,11 @@ class Sessions:
     """How users charge: kinds of session (k,), when charging starts, where users live, and single numbers."""
 
     probability: np.ndarray
-    seconds: np.ndarray           # median
-    spread: np.ndarray            # log-normal sigma within a user
-    own_spread: np.ndarray        # log-normal sigma between users
+    seconds: np.ndarray  # median
+    spread: np.ndarray  # log-normal sigma within a user
+    own_spread: np.ndarray  # log-normal sigma between users
     hour_probability: np.ndarray  # (24,) of local time
-    zone_hours: np.ndarray        # (z,) local time minus the trace's clock
+    zone_hours: np.ndarray  # (z,) local time minus the trace's clock
     zone_probability: np.ndarray  # (z,)
 
 
@@ -65,8 +68,10 @@ def load_catalogues(folder: str | Path | None = None) -> Catalogues:
     """The catalogues in `folder`, or those of the repository this package runs from."""
     place = DEFAULT_FOLDER if folder is None else Path(folder).expanduser()
     if not (place / "phones.csv").is_file():
-        raise UserError(f"{place}: no catalogues (phones.csv, ...) here; name the folder device_traces of the "
-                        f"repository with --catalogues")
+        raise UserError(
+            f"{place}: no catalogues (phones.csv, ...) here; name the folder device_traces of the "
+            f"repository with --catalogues"
+        )
     return Catalogues(_phones(place), _networks(place), _sessions(place), _parameters(place))
 
 
@@ -82,14 +87,18 @@ class _Table:
             raise UserError(f"{path}: cannot be read as CSV ({error})") from None
         found = tuple(self.rows[0]) if self.rows else ()
         if found != columns:
-            raise UserError(f"{path}: expected rows under {','.join(columns)}, "
-                            f"got {','.join(map(str, found)) or 'none'}")
+            raise UserError(
+                f"{path}: expected rows under {','.join(columns)}, "
+                f"got {','.join(map(str, found)) or 'none'}"
+            )
 
     def text(self, column: str) -> list[str]:
         return [row[column] or "" for row in self.rows]
 
     def numbers(self, column: str, low: float = -math.inf) -> np.ndarray:
-        return np.array([self.number(line, column, text, low) for line, text in enumerate(self.text(column))])
+        return np.array(
+            [self.number(line, column, text, low) for line, text in enumerate(self.text(column))]
+        )
 
     def number(self, line: int, column: str, text: str, low: float = -math.inf) -> float:
         try:
@@ -108,46 +117,84 @@ class _Table:
         return weights / weights.sum()
 
     def error(self, line: int, column: str, expected: str, got: str) -> UserError:
-        return UserError(f"{self.path}: line {line + 2}: {column}: expected {expected}, got {got!r}")
+        return UserError(
+            f"{self.path}: line {line + 2}: {column}: expected {expected}, got {got!r}"
+        )
 
 
 def _phones(folder: Path) -> Phones:
-    table = _Table(folder / "phones.csv", ("soc", "phone", "year", "cpu", "memory_gb", "gpu", "gpu_gflops", "gpus",
-                                           "ms_per_sample", "compute_w", "weight"))
+    table = _Table(
+        folder / "phones.csv",
+        (
+            "soc",
+            "phone",
+            "year",
+            "cpu",
+            "memory_gb",
+            "gpu",
+            "gpu_gflops",
+            "gpus",
+            "ms_per_sample",
+            "compute_w",
+            "weight",
+        ),
+    )
     clusters = _clusters(table, folder)
-    return Phones(tuple(f"{phone} ({soc})" for phone, soc in zip(table.text("phone"), table.text("soc"), strict=True)),
-                  table.probability(), table.numbers("ms_per_sample", 1e-9),
-                  np.array([sum(count * flops * ghz for count, flops, ghz in phone) for phone in clusters]),
-                  np.array([sum(count for count, _, _ in phone) for phone in clusters], float),
-                  _memory(table), table.numbers("gpu_gflops", 0.0), table.numbers("gpus", 0.0),
-                  table.numbers("compute_w", 0.0))
+    return Phones(
+        tuple(
+            f"{phone} ({soc})"
+            for phone, soc in zip(table.text("phone"), table.text("soc"), strict=True)
+        ),
+        table.probability(),
+        table.numbers("ms_per_sample", 1e-9),
+        np.array([sum(count * flops * ghz for count, flops, ghz in phone) for phone in clusters]),
+        np.array([sum(count for count, _, _ in phone) for phone in clusters], float),
+        _memory(table),
+        table.numbers("gpu_gflops", 0.0),
+        table.numbers("gpus", 0.0),
+        table.numbers("compute_w", 0.0),
+    )
 
 
 def _clusters(phones: _Table, folder: Path) -> list[list[tuple[int, float, float]]]:
     """(cores, FLOPs per cycle of each, GHz) of every cluster of every phone."""
     cores = _Table(folder / "cores.csv", ("core", "flops_per_cycle"))
-    flops = dict(zip(cores.text("core"), cores.numbers("flops_per_cycle", 1.0).tolist(), strict=True))
+    flops = dict(
+        zip(cores.text("core"), cores.numbers("flops_per_cycle", 1.0).tolist(), strict=True)
+    )
     found = []
     for line, text in enumerate(phones.text("cpu")):
         matches = [_CLUSTER.fullmatch(part) for part in text.split("+")]
         if not all(match and match[2] in flops for match in matches):
-            raise phones.error(line, "cpu", "clusters like 4xA76@2.84+4xA55@1.8 of cores in cores.csv", text)
+            raise phones.error(
+                line, "cpu", "clusters like 4xA76@2.84+4xA55@1.8 of cores in cores.csv", text
+            )
         found.append([(int(m[1]), flops[m[2]], float(m[3])) for m in matches if m])
     return found
 
 
 def _memory(phones: _Table) -> np.ndarray:
-    choices = [[phones.number(line, "memory_gb", size, 0.1) for size in text.split("/")]
-               for line, text in enumerate(phones.text("memory_gb"))]
+    choices = [
+        [phones.number(line, "memory_gb", size, 0.1) for size in text.split("/")]
+        for line, text in enumerate(phones.text("memory_gb"))
+    ]
     longest = max(map(len, choices))
     return np.array([sizes + [math.nan] * (longest - len(sizes)) for sizes in choices])
 
 
 def _networks(folder: Path) -> Networks:
-    table = _Table(folder / "networks.csv", ("network", "weight", "kbps_down", "spread", "up_share", "up_spread",
-                                             "radio_w"))
-    return Networks(table.probability(), table.numbers("kbps_down", 1e-9), table.numbers("spread", 0.0),
-                    table.numbers("up_share", 1e-9), table.numbers("up_spread", 0.0), table.numbers("radio_w", 0.0))
+    table = _Table(
+        folder / "networks.csv",
+        ("network", "weight", "kbps_down", "spread", "up_share", "up_spread", "radio_w"),
+    )
+    return Networks(
+        table.probability(),
+        table.numbers("kbps_down", 1e-9),
+        table.numbers("spread", 0.0),
+        table.numbers("up_share", 1e-9),
+        table.numbers("up_spread", 0.0),
+        table.numbers("radio_w", 0.0),
+    )
 
 
 def _sessions(folder: Path) -> Sessions:
@@ -156,17 +203,35 @@ def _sessions(folder: Path) -> Sessions:
     zones = _Table(folder / "zones.csv", ("zone", "hours", "weight"))
     if len(hours.rows) != 24:
         raise UserError(f"{hours.path}: expected 24 rows, one an hour, got {len(hours.rows)}")
-    return Sessions(kinds.probability(), kinds.numbers("seconds", 1.0), kinds.numbers("spread", 0.0),
-                    kinds.numbers("own_spread", 0.0), hours.probability(), zones.numbers("hours"), zones.probability())
+    return Sessions(
+        kinds.probability(),
+        kinds.numbers("seconds", 1.0),
+        kinds.numbers("spread", 0.0),
+        kinds.numbers("own_spread", 0.0),
+        hours.probability(),
+        zones.numbers("hours"),
+        zones.probability(),
+    )
 
 
 def _parameters(folder: Path) -> dict[str, float]:
     table = _Table(folder / "parameters.csv", ("name", "value", "meaning"))
     found = dict(zip(table.text("name"), table.numbers("value", 0.0).tolist(), strict=True))
-    needed = {"days", "sessions_per_day", "sessions_per_plug", "gap_seconds", "gap_spread", "longest_session",
-              "latency_spread", "power_spread", "square_metres"}
+    needed = {
+        "days",
+        "sessions_per_day",
+        "sessions_per_plug",
+        "gap_seconds",
+        "gap_spread",
+        "longest_session",
+        "latency_spread",
+        "power_spread",
+        "square_metres",
+    }
     if found.keys() != needed:
-        raise UserError(f"{table.path}: expected the names {', '.join(sorted(needed))}, got {', '.join(sorted(found))}")
+        raise UserError(
+            f"{table.path}: expected the names {', '.join(sorted(needed))}, got {', '.join(sorted(found))}"
+        )
     if found["sessions_per_plug"] < 1 or found["days"] < 1:
         raise UserError(f"{table.path}: expected days >= 1 and sessions_per_plug >= 1")
     return found

@@ -1,4 +1,5 @@
 """Virtual time: how long a client takes, who makes it into the round, and how long the round lasts."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from fedsuv_plugin.randomness import normals
 from fedsuv_plugin.traces.population import Population
 
 TRAINING_FACTOR = 3.0  # FedScale: training a sample takes three times its inference latency
-IDLE_SECONDS = 60.0    # what a round costs when nobody is online to be asked and no deadline is set
+IDLE_SECONDS = 60.0  # what a round costs when nobody is online to be asked and no deadline is set
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,9 @@ class Work:
     local_steps: int
     upload_kbit: float
     download_kbit: float
-    epoch_samples: np.ndarray | None = None  # (n,) with local_epochs: what each client of the population goes through
+    epoch_samples: np.ndarray | None = (
+        None  # (n,) with local_epochs: what each client of the population goes through
+    )
 
     def samples(self, rows: np.ndarray) -> np.ndarray:
         """Samples that `rows` go through, repeats included."""
@@ -29,13 +32,19 @@ class Work:
         return self.epoch_samples[rows]
 
 
-def durations(population: Population, work: Work, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def durations(
+    population: Population, work: Work, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(computing, communicating) seconds of `rows`, by FedScale's completion-time formula."""
     computing = TRAINING_FACTOR * work.samples(rows) * population.ms_per_sample[rows] / 1000.0
-    return computing, work.upload_kbit / population.kbps_up[rows] + work.download_kbit / population.kbps_down[rows]
+    return computing, work.upload_kbit / population.kbps_up[
+        rows
+    ] + work.download_kbit / population.kbps_down[rows]
 
 
-def energy(population: Population, rows: np.ndarray, computing: np.ndarray, communicating: np.ndarray) -> np.ndarray:
+def energy(
+    population: Population, rows: np.ndarray, computing: np.ndarray, communicating: np.ndarray
+) -> np.ndarray:
     """Joules that `rows` spend in these seconds: compute power x time + radio power x time; 0 for what the trace tells
     no power of."""
     joules = np.zeros(len(rows))
@@ -54,10 +63,12 @@ def fluctuation(seed: int, sigma: float, ids: np.ndarray, round_number: int) -> 
 @dataclass(frozen=True)
 class Settlement:
     valid: np.ndarray  # (m,) bool, who is in the round
-    seconds: float     # how long the round lasts
+    seconds: float  # how long the round lasts
 
 
-def settle(times: np.ndarray, online_at_end: np.ndarray, k: int, deadline: float | None) -> Settlement:
+def settle(
+    times: np.ndarray, online_at_end: np.ndarray, k: int, deadline: float | None
+) -> Settlement:
     """Who of those asked makes it, given their times and whether each is still online when it would be done.
 
     With a deadline: everyone who is done by then; the round ends with the last of them or, if anyone missed it, at

@@ -1,4 +1,5 @@
 """`fedsuv traces`: build, import, export and show device populations."""
+
 from __future__ import annotations
 
 import argparse
@@ -18,7 +19,13 @@ from fedsuv_plugin.traces.clock import Work, durations
 from fedsuv_plugin.traces.deadlines import Participations, participations
 from fedsuv_plugin.traces.files import read, write, write_behaviour, write_capacity
 from fedsuv_plugin.traces.population import Population, load_population
-from fedsuv_plugin.traces.summary import comparison, habits, measures, online_by_hour, quantile_table
+from fedsuv_plugin.traces.summary import (
+    comparison,
+    habits,
+    measures,
+    online_by_hour,
+    quantile_table,
+)
 from fedsuv_plugin.traces.tables import Trace
 
 if TYPE_CHECKING:
@@ -70,15 +77,22 @@ SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
 
 def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     """Add `traces` to the command line; every sub-command sets `run`."""
-    traces = subparsers.add_parser("traces", help="build, import, export and show device populations",
-                                   description=TRACES)
+    traces = subparsers.add_parser(
+        "traces", help="build, import, export and show device populations", description=TRACES
+    )
     commands = traces.add_subparsers(required=True, metavar="command")
 
     build = add_command(commands, "build", "make a population up", BUILD)
     build.add_argument("--clients", type=int, required=True, metavar="N", help="how many clients")
-    build.add_argument("--seed", type=int, default=0, help="the same seed gives the same population (0)")
+    build.add_argument(
+        "--seed", type=int, default=0, help="the same seed gives the same population (0)"
+    )
     build.add_argument("-o", "--output", required=True, metavar="FILE", help="the .npz to write")
-    build.add_argument("--catalogues", metavar="DIR", help="folder of phones.csv, networks.csv, ... (device_traces/)")
+    build.add_argument(
+        "--catalogues",
+        metavar="DIR",
+        help="folder of phones.csv, networks.csv, ... (device_traces/)",
+    )
     build.set_defaults(run=_build)
 
     imports = add_command(commands, "import", "FedScale's pickles -> .npz", IMPORT)
@@ -93,12 +107,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[ty
     export.add_argument("--availability", metavar="FILE", help="where to write client_behave_trace")
     export.set_defaults(run=_export)
 
-    show = add_command(commands, "show", "describe a population, and help to choose a deadline", SHOW)
+    show = add_command(
+        commands, "show", "describe a population, and help to choose a deadline", SHOW
+    )
     show.add_argument("file", help="a trace: our .npz or one of FedScale's pickles")
     show.add_argument("--plot", metavar="PNG", help="also draw it")
     show.add_argument("--job", metavar="CONFIG", help="the job whose deadline is to be chosen")
     add_set_option(show)
-    show.add_argument("--compare", metavar="DIR", help="put it beside the real samples in this folder")
+    show.add_argument(
+        "--compare", metavar="DIR", help="put it beside the real samples in this folder"
+    )
     show.set_defaults(run=_show)
 
 
@@ -109,22 +127,30 @@ def _build(args: argparse.Namespace) -> None:
         raise UserError(f"--seed: expected a number >= 0, got {args.seed}")
     population = build_population(args.clients, args.seed, load_catalogues(args.catalogues))
     write(Trace.of(population), args.output)
-    print(f"{args.output}: {len(population):,} clients; `fedsuv traces show {args.output}` describes them")
+    print(
+        f"{args.output}: {len(population):,} clients; `fedsuv traces show {args.output}` describes them"
+    )
 
 
 def _import(args: argparse.Namespace) -> None:
     if args.capacity is None and args.availability is None:
-        raise UserError("traces import: expected --capacity FILE, --availability FILE or both, got neither")
+        raise UserError(
+            "traces import: expected --capacity FILE, --availability FILE or both, got neither"
+        )
     trace = Trace(None, None, None)
     if args.capacity is not None:
         found = read(args.capacity)
         if found.devices is None:
-            raise UserError(f"--capacity: {args.capacity}: holds no devices; did you mean --availability?")
+            raise UserError(
+                f"--capacity: {args.capacity}: holds no devices; did you mean --availability?"
+            )
         trace = replace(trace, devices=found.devices, device_ids=found.device_ids)
     if args.availability is not None:
         found = read(args.availability)
         if found.users is None:
-            raise UserError(f"--availability: {args.availability}: holds no availability; did you mean --capacity?")
+            raise UserError(
+                f"--availability: {args.availability}: holds no availability; did you mean --capacity?"
+            )
         trace = replace(trace, users=found.users)
     write(trace, args.output)
     print(f"{args.output}: {_contents(trace)}")
@@ -132,7 +158,9 @@ def _import(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     if args.capacity is None and args.availability is None:
-        raise UserError("traces export: expected --capacity FILE, --availability FILE or both, got neither")
+        raise UserError(
+            "traces export: expected --capacity FILE, --availability FILE or both, got neither"
+        )
     trace = read(args.file)
     if args.capacity is not None:
         write_capacity(trace, args.capacity)
@@ -143,7 +171,8 @@ def _export(args: argparse.Namespace) -> None:
 
 def _contents(trace: Trace) -> str:
     parts = ([] if trace.devices is None else [f"{len(trace.devices):,} devices"]) + (
-        [] if trace.users is None else [f"availability of {len(trace.users):,} users"])
+        [] if trace.users is None else [f"availability of {len(trace.users):,} users"]
+    )
     return " and ".join(parts)
 
 
@@ -154,8 +183,12 @@ def _show(args: argparse.Namespace) -> None:
         print(comparison(population, args.compare))
         return
     print(f"{args.file}: {_contents(trace)}\n")
-    print(quantile_table(([] if trace.devices is None else measures(trace.devices))
-                         + ([] if trace.users is None else habits(trace.users.availability))))
+    print(
+        quantile_table(
+            ([] if trace.devices is None else measures(trace.devices))
+            + ([] if trace.users is None else habits(trace.users.availability))
+        )
+    )
     if trace.users is not None:
         print("\nshare online by hour of the trace's day\n" + _by_hour(trace.users.availability))
     job = None if args.job is None else _job(population, args)
@@ -164,16 +197,22 @@ def _show(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from fedsuv_plugin.traces.plots import plot_population
 
-        title = f"{args.file}: {_contents(trace)}" + (", on uniform devices" if trace.devices is None else "")
+        title = f"{args.file}: {_contents(trace)}" + (
+            ", on uniform devices" if trace.devices is None else ""
+        )
         if job is None:
             plot_population(population, title, args.plot)
         else:
-            plot_population(population, title, args.plot, args.job, job.asked, job.config.round_deadline)
+            plot_population(
+                population, title, args.plot, args.job, job.asked, job.config.round_deadline
+            )
         print(f"\n{args.plot}: drawn")
 
 
 def _by_hour(availability: Availability) -> str:
-    cells = ["-" if np.isnan(share) else f"{100 * share:.1f}" for share in online_by_hour(availability)]
+    cells = [
+        "-" if np.isnan(share) else f"{100 * share:.1f}" for share in online_by_hour(availability)
+    ]
     return columns(["", *map(str, range(24))], [["%", *cells]])
 
 
@@ -199,28 +238,54 @@ def _job(population: Population, args: argparse.Namespace) -> _Job:
         samples = training_sizes(job)
         work, n = replace(work, epoch_samples=config.local_epochs * samples), len(samples)
     users = load_population(n, None, config.device_avail_file).availability
-    population = replace(replace(population, availability=None).take(np.arange(n) % len(population)),
-                         availability=users)
+    population = replace(
+        replace(population, availability=None).take(np.arange(n) % len(population)),
+        availability=users,
+    )
     asked = participations(population, work, config.duration_jitter, config.seed)
     return _Job(config, asked, _job_text(population, work, config, asked, args.job))
 
 
-def _job_text(population: Population, work: Work, config: JobConfig, asked: Participations, name: str) -> str:
+def _job_text(
+    population: Population, work: Work, config: JobConfig, asked: Participations, name: str
+) -> str:
     size = work.upload_kbit
     computing, communicating = durations(population, work, np.arange(len(population)))
     there_and_back = 2 * size / EXAMPLE_KBPS
-    amount = f"{config.local_steps} steps of {config.batch_size} samples" if config.local_epochs is None else \
-        f"{config.local_epochs} epoch{'s' * (config.local_epochs > 1)} of a client's own samples"
-    lines = [f"{name}: {len(population):,} clients, {amount}",
-             f"a model of {figure(size)} kbit each way: {figure(there_and_back)} s there and back at "
-             f"{EXAMPLE_KBPS / 1000:.1f} Mbit/s", "",
-             quantile_table([("computing (s)", computing), ("communicating (s)", communicating),
-                             ("one participation, with fluctuation (s)", asked.seconds)]), "",
-             columns(["of those asked valid", *(f"{share:.0%}" for share in SHARES)],
-                     [["needs a round_deadline of (s)", *(_or_never(d) for d in asked.deadline_for(SHARES))]])]
+    amount = (
+        f"{config.local_steps} steps of {config.batch_size} samples"
+        if config.local_epochs is None
+        else f"{config.local_epochs} epoch{'s' * (config.local_epochs > 1)} of a client's own samples"
+    )
+    lines = [
+        f"{name}: {len(population):,} clients, {amount}",
+        f"a model of {figure(size)} kbit each way: {figure(there_and_back)} s there and back at "
+        f"{EXAMPLE_KBPS / 1000:.1f} Mbit/s",
+        "",
+        quantile_table(
+            [
+                ("computing (s)", computing),
+                ("communicating (s)", communicating),
+                ("one participation, with fluctuation (s)", asked.seconds),
+            ]
+        ),
+        "",
+        columns(
+            ["of those asked valid", *(f"{share:.0%}" for share in SHARES)],
+            [
+                [
+                    "needs a round_deadline of (s)",
+                    *(_or_never(d) for d in asked.deadline_for(SHARES)),
+                ]
+            ],
+        ),
+    ]
     if config.round_deadline is not None:
         share = float(asked.share_valid(np.array([config.round_deadline]))[0])
-        lines += ["", f"round_deadline {config.round_deadline:g}: {share:.1%} of those asked are valid"]
+        lines += [
+            "",
+            f"round_deadline {config.round_deadline:g}: {share:.1%} of those asked are valid",
+        ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
 """Which deadline to choose: the share of those asked that would be valid, for a job's model and local work."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ class Participations:
     """What would become of clients asked at random times while online."""
 
     seconds: np.ndarray  # (m,) how long each takes
-    stays: np.ndarray    # (m,) bool, still online when it is done
+    stays: np.ndarray  # (m,) bool, still online when it is done
 
     def share_valid(self, deadlines: np.ndarray) -> np.ndarray:
         """Share of those asked that are done by each deadline, and still there."""
         if not len(self.seconds):
             return np.zeros(len(deadlines))
-        return np.searchsorted(np.sort(self.seconds[self.stays]), deadlines, "right") / len(self.seconds)
+        return np.searchsorted(np.sort(self.seconds[self.stays]), deadlines, "right") / len(
+            self.seconds
+        )
 
     def deadline_for(self, shares: np.ndarray) -> np.ndarray:
         """The shortest deadline that makes each share (of those asked, > 0) valid; inf where none does."""
@@ -52,5 +55,7 @@ def _asked(population: Population, rng: np.random.Generator) -> tuple[np.ndarray
     reach = np.cumsum(seconds / trace.periods[owners])
     if not len(reach) or reach[-1] == 0:
         return np.zeros(0, np.int64), np.zeros(0)
-    picked = np.searchsorted(reach, rng.random(SAMPLES) * reach[-1], "right")  # intervals, by their share of time
+    picked = np.searchsorted(
+        reach, rng.random(SAMPLES) * reach[-1], "right"
+    )  # intervals, by their share of time
     return owners[picked], trace.starts[picked] + rng.random(SAMPLES) * seconds[picked]

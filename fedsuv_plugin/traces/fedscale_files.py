@@ -7,6 +7,7 @@ FedScale gives client c (counted from 1) the profile with id c % n and the user 
 counted from 0. Tables are laid out so that row c - 1 is client c's in both; writing undoes it, so nothing is lost.
 FedScale reads only the keys above, so that further columns travel in the profiles under their own names.
 """
+
 from __future__ import annotations
 
 from itertools import chain
@@ -21,22 +22,30 @@ from fedsuv_plugin.traces.tables import Trace, Users, check_devices, check_users
 
 CAPACITY = "{client: {'computation': ms per sample, 'communication': kbit/s}}"
 BEHAVIOUR = "{client: {'active': [...], 'inactive': [...], 'finish_time': s}}"
-_COMPUTED = ("ms_per_sample", "kbps_up", "kbps_down")  # columns that FedScale's own two fields stand for
+_COMPUTED = (
+    "ms_per_sample",
+    "kbps_up",
+    "kbps_down",
+)  # columns that FedScale's own two fields stand for
 
 
 def trace_from(where: str, content: object) -> Trace:
     """The tables of an unpickled file; which of the two it is shows in the first entry."""
     if not isinstance(content, dict) or not content:
-        raise UserError(f"{where}: not a device trace: expected FedScale's {CAPACITY} or {BEHAVIOUR}, "
-                        f"got {'an empty dictionary' if content == {} else type(content).__name__}")
+        raise UserError(
+            f"{where}: not a device trace: expected FedScale's {CAPACITY} or {BEHAVIOUR}, "
+            f"got {'an empty dictionary' if content == {} else type(content).__name__}"
+        )
     first = next(iter(content.values()))
     if isinstance(first, dict) and ("computation" in first or "communication" in first):
         devices, ids = _devices(where, content)
         return Trace(devices, ids, None)
     if isinstance(first, dict) and ("active" in first or "inactive" in first):
         return Trace(None, None, _users(where, content))
-    raise UserError(f"{where}: client {next(iter(content))!r}: not a device trace: expected FedScale's {CAPACITY} or "
-                    f"{BEHAVIOUR}, got {str(first)[:60]}")
+    raise UserError(
+        f"{where}: client {next(iter(content))!r}: not a device trace: expected FedScale's {CAPACITY} or "
+        f"{BEHAVIOUR}, got {str(first)[:60]}"
+    )
 
 
 def _devices(where: str, content: dict[Any, Any]) -> tuple[Population, np.ndarray]:
@@ -54,9 +63,16 @@ def _devices(where: str, content: dict[Any, Any]) -> tuple[Population, np.ndarra
     columns: dict[str, Any] = {"ms_per_sample": ms, "kbps_up": kbps, "kbps_down": kbps}
     columns |= {c.name: _numbers(where, content, c.name)[order] for c in COLUMNS if c.name in known}
     if "x" in known:
-        columns["position"] = np.column_stack([_numbers(where, content, axis)[order] for axis in ("x", "y")])
+        columns["position"] = np.column_stack(
+            [_numbers(where, content, axis)[order] for axis in ("x", "y")]
+        )
     model, names = _texts(where, content, "model") if "model" in known else (None, ())
-    devices = Population(**columns, availability=None, model=None if model is None else model[order], model_names=names)
+    devices = Population(
+        **columns,
+        availability=None,
+        model=None if model is None else model[order],
+        model_names=names,
+    )
     check_devices(where, devices, ids)
     return devices, ids
 
@@ -66,19 +82,37 @@ def _users(where: str, content: dict[Any, Any]) -> Users:
     active, inactive = _field(where, content, "active"), _field(where, content, "inactive")
     lengths = _lengths(where, ids, "active", active)
     others = _lengths(where, ids, "inactive", inactive)
-    refuse(where, ids, others != lengths, "inactive", "as many times as in active", others, "active has {}", lengths)
+    refuse(
+        where,
+        ids,
+        others != lengths,
+        "inactive",
+        "as many times as in active",
+        others,
+        "active has {}",
+        lengths,
+    )
     owners = np.repeat(ids, lengths)
-    availability = Availability(_array(where, owners, "active", list(chain.from_iterable(active))),
-                                _array(where, owners, "inactive", list(chain.from_iterable(inactive))),
-                                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-                                _numbers(where, content, "finish_time"))
+    availability = Availability(
+        _array(where, owners, "active", list(chain.from_iterable(active))),
+        _array(where, owners, "inactive", list(chain.from_iterable(inactive))),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        _numbers(where, content, "finish_time"),
+    )
     known = next(iter(content.values()))
     durations = _numbers(where, content, "duration") if "duration" in known else None
     models, names = _texts(where, content, "model") if "model" in known else (None, ())
     check_users(where, Users(availability, ids), ("active", "inactive", "finish_time"))
-    order = np.roll(np.arange(len(ids)), -1)  # client c is the user at place c, client m the one at place 0
-    return Users(availability.take(order), ids[order], None if durations is None else durations[order],
-                 None if models is None else models[order], names)
+    order = np.roll(
+        np.arange(len(ids)), -1
+    )  # client c is the user at place c, client m the one at place 0
+    return Users(
+        availability.take(order),
+        ids[order],
+        None if durations is None else durations[order],
+        None if models is None else models[order],
+        names,
+    )
 
 
 def capacity_of(devices: Population, ids: np.ndarray) -> dict[int, dict[str, Any]]:
@@ -92,8 +126,15 @@ def capacity_of(devices: Population, ids: np.ndarray) -> dict[int, dict[str, Any
     lists: dict[str, list[Any]] = {name: values.tolist() for name, values in columns.items()}
     if devices.model is not None:
         lists["model"] = [devices.model_names[code] for code in devices.model.tolist()]
-    return dict(sorted(zip(ids.tolist(), (dict(zip(lists, row, strict=True))
-                                          for row in zip(*lists.values(), strict=True)), strict=True)))
+    return dict(
+        sorted(
+            zip(
+                ids.tolist(),
+                (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)),
+                strict=True,
+            )
+        )
+    )
 
 
 def behaviour_of(users: Users) -> dict[int, dict[str, Any]]:
@@ -107,10 +148,23 @@ def behaviour_of(users: Users) -> dict[int, dict[str, Any]]:
     if users.models is not None:
         models = [users.model_names[code] for code in users.models.tolist()]
     starts, ends, bounds = _seconds(trace.starts), _seconds(trace.ends), trace.offsets.tolist()
-    entries = [{"duration": duration, "inactive": ends[low:high], "finish_time": period, "active": starts[low:high],
-                "model": model}
-               for low, high, duration, period, model in zip(bounds[:-1], bounds[1:], _seconds(durations),
-                                                             _seconds(trace.periods), models, strict=True)]
+    entries = [
+        {
+            "duration": duration,
+            "inactive": ends[low:high],
+            "finish_time": period,
+            "active": starts[low:high],
+            "model": model,
+        }
+        for low, high, duration, period, model in zip(
+            bounds[:-1],
+            bounds[1:],
+            _seconds(durations),
+            _seconds(trace.periods),
+            models,
+            strict=True,
+        )
+    ]
     pairs = list(zip(users.ids.tolist(), entries, strict=True))
     return dict(pairs[-1:] + pairs[:-1])
 
@@ -126,15 +180,19 @@ def _refuse_gaps(where: str, ids: np.ndarray) -> None:
     expected = np.arange(first, first + len(ids))
     if not np.array_equal(ids, expected):
         missing = int(expected[np.argmax(ids != expected)])
-        raise UserError(f"{where}: client {missing}: missing; expected every id from {first} to "
-                        f"{first + len(ids) - 1}, as there are {len(ids)} profiles; number them without gaps")
+        raise UserError(
+            f"{where}: client {missing}: missing; expected every id from {first} to "
+            f"{first + len(ids) - 1}, as there are {len(ids)} profiles; number them without gaps"
+        )
 
 
 def _ids(where: str, content: dict[Any, Any]) -> np.ndarray:
     for key in content:
         if not isinstance(key, int | np.integer) or isinstance(key, bool):
-            raise UserError(f"{where}: client {key!r}: expected a whole number as id, got {type(key).__name__}; "
-                            f"make the keys int")
+            raise UserError(
+                f"{where}: client {key!r}: expected a whole number as id, got {type(key).__name__}; "
+                f"make the keys int"
+            )
     return np.fromiter(content, np.int64, len(content))
 
 
@@ -149,8 +207,10 @@ def _field(where: str, content: dict[Any, Any], field: str) -> list[Any]:
 def _blame(where: str, content: dict[Any, Any], field: str) -> NoReturn:
     for client, entry in content.items():
         if not isinstance(entry, dict):
-            raise UserError(f"{where}: client {client}: expected a dictionary of its fields, "
-                            f"got {type(entry).__name__}")
+            raise UserError(
+                f"{where}: client {client}: expected a dictionary of its fields, "
+                f"got {type(entry).__name__}"
+            )
         if field not in entry:
             raise UserError(f"{where}: client {client}: {field}: missing")
     raise UserError(f"{where}: {field}: cannot be read")
@@ -171,14 +231,18 @@ def _array(where: str, clients: Any, field: str, values: list[Any]) -> np.ndarra
         return array.astype(np.float64)
     for client, value in zip(clients, values, strict=True):
         if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-            raise UserError(f"{where}: client {client}: {field}: expected a number, got {str(value)[:40]!r}")
+            raise UserError(
+                f"{where}: client {client}: {field}: expected a number, got {str(value)[:40]!r}"
+            )
     raise UserError(f"{where}: {field}: expected numbers of ordinary size")
 
 
 def _lengths(where: str, ids: np.ndarray, field: str, values: list[Any]) -> np.ndarray:
     for client, value in zip(ids, values, strict=True):
         if not isinstance(value, list | tuple | np.ndarray):
-            raise UserError(f"{where}: client {client}: {field}: expected a list of seconds, got {str(value)[:40]!r}")
+            raise UserError(
+                f"{where}: client {client}: {field}: expected a list of seconds, got {str(value)[:40]!r}"
+            )
     return np.fromiter(map(len, values), np.int64, len(values))
 
 
@@ -190,4 +254,3 @@ def _texts(where: str, content: dict[Any, Any], field: str) -> tuple[np.ndarray,
             raise UserError(f"{where}: client {client}: {field}: expected text, got {value!r}")
     codes = {name: code for code, name in enumerate(dict.fromkeys(values))}
     return np.fromiter((codes[value] for value in values), np.int64, len(values)), tuple(codes)
-

@@ -2,6 +2,7 @@
 
 The format is described in device_traces/README.md. No array in it is a pickled object.
 """
+
 from __future__ import annotations
 
 import zipfile
@@ -21,7 +22,13 @@ from fedsuv_plugin.traces.population import COLUMNS, REQUIRED, Population
 from fedsuv_plugin.traces.tables import Trace, Users, check_devices, check_users
 
 FORMAT = "fedsuv device traces 1"
-_DEVICE = (*(f"device.{c.name}" for c in COLUMNS), "device.id", "device.position", "device.model", "device.model_names")
+_DEVICE = (
+    *(f"device.{c.name}" for c in COLUMNS),
+    "device.id",
+    "device.position",
+    "device.model",
+    "device.model_names",
+)
 _USER = ("user.starts", "user.ends", "user.offsets", "user.periods")
 _USER_EXTRA = ("user.id", "user.duration", "user.model", "user.model_names")
 
@@ -40,14 +47,20 @@ def read(path: str | Path, key: str | None = None) -> Trace:
         try:
             content = safe_pickle.load(f)
         except safe_pickle.UnsafePickle as error:
-            raise UserError(f"{where}: not a device trace: neither our .npz nor one of FedScale's pickles "
-                            f"({error})") from None
+            raise UserError(
+                f"{where}: not a device trace: neither our .npz nor one of FedScale's pickles "
+                f"({error})"
+            ) from None
     return trace_from(where, content)
 
 
 def write(trace: Trace, path: str | Path) -> None:
     """Our format. Nothing but a whole file ever has the name."""
-    arrays: dict[str, Any] = {"format": np.array(FORMAT), **_device_arrays(trace), **_user_arrays(trace)}
+    arrays: dict[str, Any] = {
+        "format": np.array(FORMAT),
+        **_device_arrays(trace),
+        **_user_arrays(trace),
+    }
     replace_file(path, lambda f: np.savez_compressed(f, **arrays))
 
 
@@ -60,7 +73,9 @@ def write_capacity(trace: Trace, path: str | Path) -> None:
 
 def write_behaviour(trace: Trace, path: str | Path) -> None:
     if trace.users is None:
-        raise UserError(f"{path}: the trace holds no availability to export; leave out --availability")
+        raise UserError(
+            f"{path}: the trace holds no availability to export; leave out --availability"
+        )
     content = behaviour_of(trace.users)
     replace_file(path, lambda f: f.write(safe_pickle.dumps(content)))
 
@@ -74,7 +89,10 @@ def _device_arrays(trace: Trace) -> dict[str, np.ndarray]:
     if devices.position is not None:
         arrays["device.position"] = devices.position
     if devices.model is not None:
-        arrays |= {"device.model": narrow(devices.model), "device.model_names": np.array(devices.model_names)}
+        arrays |= {
+            "device.model": narrow(devices.model),
+            "device.model_names": np.array(devices.model_names),
+        }
     return arrays
 
 
@@ -83,12 +101,20 @@ def _user_arrays(trace: Trace) -> dict[str, np.ndarray]:
     if users is None:
         return {}
     times = users.availability
-    arrays = {"user.starts": narrow(times.starts), "user.ends": narrow(times.ends), "user.offsets": times.offsets,
-              "user.periods": narrow(times.periods), "user.id": users.ids}
+    arrays = {
+        "user.starts": narrow(times.starts),
+        "user.ends": narrow(times.ends),
+        "user.offsets": times.offsets,
+        "user.periods": narrow(times.periods),
+        "user.id": users.ids,
+    }
     if users.durations is not None:
         arrays["user.duration"] = narrow(users.durations)
     if users.models is not None:
-        arrays |= {"user.model": narrow(users.models), "user.model_names": np.array(users.model_names)}
+        arrays |= {
+            "user.model": narrow(users.models),
+            "user.model_names": np.array(users.model_names),
+        }
     return arrays
 
 
@@ -102,20 +128,35 @@ def _read_npz(where: str, file: Path) -> Trace:
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile, OSError, EOFError, KeyError, NotImplementedError) as error:
-        raise UserError(f"{where}: not a readable .npz of plain arrays ({error}); build or import it again") from None
+    except (
+        ValueError,
+        zipfile.BadZipFile,
+        OSError,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+    ) as error:
+        raise UserError(
+            f"{where}: not a readable .npz of plain arrays ({error}); build or import it again"
+        ) from None
     found = str(arrays.pop("format", "no `format`"))
     if found != FORMAT:
-        raise UserError(f"{where}: not a device trace: expected an .npz of {FORMAT!r}, got {found!r}")
+        raise UserError(
+            f"{where}: not a device trace: expected an .npz of {FORMAT!r}, got {found!r}"
+        )
     try:
         refuse_unknown(arrays, (*_DEVICE, *_USER, *_USER_EXTRA), "array")
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    devices = _devices(where, arrays) if any(name.startswith("device.") for name in arrays) else None
+    devices = (
+        _devices(where, arrays) if any(name.startswith("device.") for name in arrays) else None
+    )
     users = _users(where, arrays) if any(name.startswith("user.") for name in arrays) else None
     if devices is None and users is None:
         raise UserError(f"{where}: holds neither devices nor availability")
-    return Trace(None if devices is None else devices[0], None if devices is None else devices[1], users)
+    return Trace(
+        None if devices is None else devices[0], None if devices is None else devices[1], users
+    )
 
 
 def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, np.ndarray]:
@@ -123,13 +164,18 @@ def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, 
     n = len(_vector(where, arrays, "device.ms_per_sample"))
     if n == 0:
         raise UserError(f"{where}: device.ms_per_sample: expected at least one device, got none")
-    columns: dict[str, Any] = {c.name: _vector(where, arrays, f"device.{c.name}", n) for c in COLUMNS
-                               if f"device.{c.name}" in arrays}
+    columns: dict[str, Any] = {
+        c.name: _vector(where, arrays, f"device.{c.name}", n)
+        for c in COLUMNS
+        if f"device.{c.name}" in arrays
+    }
     ids = _ids_of(where, arrays, "device.id", n)
     if "device.position" in arrays:
         position = arrays["device.position"]
         if position.shape != (n, 2) or position.dtype.kind not in "iuf":
-            raise UserError(f"{where}: device.position: expected numbers of shape ({n}, 2), got {_shape(position)}")
+            raise UserError(
+                f"{where}: device.position: expected numbers of shape ({n}, 2), got {_shape(position)}"
+            )
         columns["position"] = position.astype(np.float64)
     model, names = _models(where, arrays, "device.model", n)
     devices = Population(**columns, availability=None, model=model, model_names=names)
@@ -139,13 +185,24 @@ def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, 
 
 def _users(where: str, arrays: Mapping[str, np.ndarray]) -> Users:
     _require(where, arrays, _USER)
-    starts, ends, periods = (_vector(where, arrays, f"user.{name}") for name in ("starts", "ends", "periods"))
+    starts, ends, periods = (
+        _vector(where, arrays, f"user.{name}") for name in ("starts", "ends", "periods")
+    )
     n, offsets = len(periods), arrays["user.offsets"].astype(np.int64)
     if n == 0 or len(starts) != len(ends):
-        raise UserError(f"{where}: user.ends: expected at least one user and as many ends as starts, got {n} users, "
-                        f"{len(starts)} starts and {len(ends)} ends")
-    if offsets.shape != (n + 1,) or offsets[0] != 0 or offsets[-1] != len(starts) or (np.diff(offsets) < 0).any():
-        raise UserError(f"{where}: user.offsets: expected {n + 1} ascending numbers from 0 to {len(starts)}")
+        raise UserError(
+            f"{where}: user.ends: expected at least one user and as many ends as starts, got {n} users, "
+            f"{len(starts)} starts and {len(ends)} ends"
+        )
+    if (
+        offsets.shape != (n + 1,)
+        or offsets[0] != 0
+        or offsets[-1] != len(starts)
+        or (np.diff(offsets) < 0).any()
+    ):
+        raise UserError(
+            f"{where}: user.offsets: expected {n + 1} ascending numbers from 0 to {len(starts)}"
+        )
     ids = _ids_of(where, arrays, "user.id", n)
     models, names = _models(where, arrays, "user.model", n)
     durations = _vector(where, arrays, "user.duration", n) if "user.duration" in arrays else None
@@ -154,16 +211,24 @@ def _users(where: str, arrays: Mapping[str, np.ndarray]) -> Users:
     return Users(availability, ids, durations, models, names)
 
 
-def _require(where: str, arrays: Mapping[str, np.ndarray], names: list[str] | tuple[str, ...]) -> None:
+def _require(
+    where: str, arrays: Mapping[str, np.ndarray], names: list[str] | tuple[str, ...]
+) -> None:
     for name in names:
         if name not in arrays:
             raise UserError(f"{where}: {name}: missing; build or import the file again")
 
 
-def _vector(where: str, arrays: Mapping[str, np.ndarray], name: str, length: int | None = None) -> np.ndarray:
+def _vector(
+    where: str, arrays: Mapping[str, np.ndarray], name: str, length: int | None = None
+) -> np.ndarray:
     """A column of numbers as float64, of the length that the others have."""
     values = arrays[name]
-    if values.ndim != 1 or values.dtype.kind not in "iuf" or (length is not None and len(values) != length):
+    if (
+        values.ndim != 1
+        or values.dtype.kind not in "iuf"
+        or (length is not None and len(values) != length)
+    ):
         expected = "a column of numbers" if length is None else f"{length} numbers, one per client"
         raise UserError(f"{where}: {name}: expected {expected}, got {_shape(values)}")
     return values.astype(np.float64, copy=False)
@@ -178,15 +243,18 @@ def _ids_of(where: str, arrays: Mapping[str, np.ndarray], name: str, n: int) -> 
     return ids
 
 
-def _models(where: str, arrays: Mapping[str, np.ndarray], name: str,
-            n: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _models(
+    where: str, arrays: Mapping[str, np.ndarray], name: str, n: int
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
     if name not in arrays:
         return None, ()
     _require(where, arrays, [f"{name}_names"])
     names = arrays[f"{name}_names"]
     codes = _vector(where, arrays, name, n).astype(np.int64)
     if names.dtype.kind != "U" or codes.min() < 0 or codes.max() >= len(names):
-        raise UserError(f"{where}: {name}: expected indices into the {len(names)} texts of {name}_names")
+        raise UserError(
+            f"{where}: {name}: expected indices into the {len(names)} texts of {name}_names"
+        )
     return codes, tuple(names.tolist())
 
 

@@ -1,4 +1,5 @@
 """One picture of a population. matplotlib is imported here only, and this module only where a plot is asked for."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,8 +21,14 @@ BLUE, ORANGE, GREY = "#2a6f97", "#e07a3f", "#666666"
 HALF_HOURS = np.arange(0.0, 7 * 86_400.0, 1800.0)
 
 
-def plot_population(population: Population, title: str, path: str | Path, job: str = "",
-                    asked: Participations | None = None, deadline: float | None = None) -> None:
+def plot_population(
+    population: Population,
+    title: str,
+    path: str | Path,
+    job: str = "",
+    asked: Participations | None = None,
+    deadline: float | None = None,
+) -> None:
     """Latency, bandwidth, a week online and, with a job, the deadline curve; otherwise how long sessions last."""
     picture, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     picture.suptitle(title, fontsize=13)
@@ -43,7 +50,14 @@ def plot_population(population: Population, title: str, path: str | Path, job: s
 def _log_histogram(ax: Axes, values: np.ndarray, colour: str, label: str) -> None:
     low, high = np.percentile(values, (0.1, 99.9))
     edges = np.geomspace(low / 1.05, high * 1.05, 50).tolist()
-    ax.hist(values, edges, weights=np.full(len(values), 1 / len(values)), color=colour, alpha=0.55, label=label)
+    ax.hist(
+        values,
+        edges,
+        weights=np.full(len(values), 1 / len(values)),
+        color=colour,
+        alpha=0.55,
+        label=label,
+    )
     ax.axvline(float(np.median(values)), color=colour, linewidth=1.5, linestyle="--")
     _scales(ax)
 
@@ -52,7 +66,9 @@ def _scales(ax: Axes) -> None:
     """Plain numbers on a logarithmic axis, per cent on the other."""
     ax.set_xscale("log")
     few_decades = ax.get_xlim()[1] / ax.get_xlim()[0] < 1000
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,), numticks=20))
+    ax.xaxis.set_major_locator(
+        LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,), numticks=20)
+    )
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -68,7 +84,9 @@ def _latency(ax: Axes, population: Population) -> None:
 def _bandwidth(ax: Axes, population: Population) -> None:
     both = [("down", population.kbps_down, BLUE), ("up", population.kbps_up, ORANGE)]
     for name, kbps, colour in both[:1] if population.one_bandwidth else both:
-        _log_histogram(ax, kbps / 1000, colour, f"{name}, median {np.median(kbps) / 1000:.1f} Mbit/s")
+        _log_histogram(
+            ax, kbps / 1000, colour, f"{name}, median {np.median(kbps) / 1000:.1f} Mbit/s"
+        )
     ax.set(title="Bandwidth", xlabel="Mbit/s", ylabel="clients")
     ax.legend(frameon=False)
 
@@ -77,16 +95,28 @@ def _week(ax: Axes, population: Population) -> None:
     share = np.array([population.online(time).mean() for time in HALF_HOURS])
     ax.fill_between(HALF_HOURS / 86_400, share, color=BLUE, alpha=0.25)
     ax.plot(HALF_HOURS / 86_400, share, color=BLUE, linewidth=1.2)
-    ax.set(title=f"Clients online over a week ({share.mean():.1%} on average)", xlabel="day of the trace",
-           ylabel="clients online", xlim=(0, 7), ylim=(0, min(1.0, 1.25 * share.max() + 1e-3)))
+    ax.set(
+        title=f"Clients online over a week ({share.mean():.1%} on average)",
+        xlabel="day of the trace",
+        ylabel="clients online",
+        xlim=(0, 7),
+        ylim=(0, min(1.0, 1.25 * share.max() + 1e-3)),
+    )
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _sessions(ax: Axes, population: Population) -> None:
     ax.set(title="Sessions", xlabel="minutes online at a stretch", ylabel="sessions")
     if population.availability is None or not len(population.availability.starts):
-        ax.text(0.5, 0.5, "always online:\nthis trace has no availability", ha="center", va="center", color=GREY,
-                transform=ax.transAxes)
+        ax.text(
+            0.5,
+            0.5,
+            "always online:\nthis trace has no availability",
+            ha="center",
+            va="center",
+            color=GREY,
+            transform=ax.transAxes,
+        )
         return
     minutes = np.maximum(population.availability.ends - population.availability.starts, 1.0) / 60
     _log_histogram(ax, minutes, BLUE, f"median {np.median(minutes):.1f} minutes")
@@ -102,12 +132,27 @@ def _deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None
         at = float(asked.deadline_for(np.array([share]))[0])
         if np.isfinite(at):
             ax.plot([at, at], [0, share], color=GREY, linewidth=0.8, linestyle=":")
-            ax.annotate(f"{share:.0%} by {figure(at)} s", (at, share), xytext=(6, -12), textcoords="offset points",
-                        color=GREY)
+            ax.annotate(
+                f"{share:.0%} by {figure(at)} s",
+                (at, share),
+                xytext=(6, -12),
+                textcoords="offset points",
+                color=GREY,
+            )
     if deadline is not None:
         valid = float(asked.share_valid(np.array([deadline]))[0])
-        ax.axvline(deadline, color=ORANGE, linewidth=1.5, label=f"round_deadline {deadline:g} s: {valid:.0%} valid")
+        ax.axvline(
+            deadline,
+            color=ORANGE,
+            linewidth=1.5,
+            label=f"round_deadline {deadline:g} s: {valid:.0%} valid",
+        )
         ax.legend(frameon=False, loc="lower right")
-    ax.set(title=f"Valid by the deadline: {job}", xlabel="round_deadline (s)", ylabel="of those asked", ylim=(0, 1.02),
-           xlim=(grid[0], grid[-1]))
+    ax.set(
+        title=f"Valid by the deadline: {job}",
+        xlabel="round_deadline (s)",
+        ylabel="of those asked",
+        ylim=(0, 1.02),
+        xlim=(grid[0], grid[-1]),
+    )
     _scales(ax)

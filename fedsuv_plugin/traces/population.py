@@ -1,4 +1,5 @@
 """A device population: how fast each client computes and communicates, what it draws, and when it is online."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +11,10 @@ import numpy as np
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.traces.availability import Availability
 
-UNIFORM_MS_PER_SAMPLE, UNIFORM_KBPS = 10.0, 10_000.0  # the device of every client when the job names no trace
+UNIFORM_MS_PER_SAMPLE, UNIFORM_KBPS = (
+    10.0,
+    10_000.0,
+)  # the device of every client when the job names no trace
 
 
 class Column(NamedTuple):
@@ -41,32 +45,43 @@ COLUMNS = (
     Column("cpu_gflops", "peak of the CPU (GFLOPS, single precision)", "a number > 0", _positive),
     Column("cores", "CPU cores", "a number >= 1", _at_least_one),
     Column("memory_gb", "main memory (GB)", "a number > 0", _positive),
-    Column("gpu_gflops", "peak of the GPU (GFLOPS, single precision)", "a number >= 0", _not_negative),
+    Column(
+        "gpu_gflops", "peak of the GPU (GFLOPS, single precision)", "a number >= 0", _not_negative
+    ),
     Column("gpus", "GPUs that can be computed on", "a number >= 0", _not_negative),
     Column("compute_w", "power while computing (W)", "a number >= 0", _not_negative),
     Column("radio_w", "power while sending or receiving (W)", "a number >= 0", _not_negative),
 )
 REQUIRED = ("ms_per_sample", "kbps_up", "kbps_down")
-FEATURES = ("ms_per_sample", "kbps_up", "kbps_down", "cpu_gflops", "cores", "memory_gb", "gpu_gflops", "gpus")
+FEATURES = (
+    "ms_per_sample",
+    "kbps_up",
+    "kbps_down",
+    "cpu_gflops",
+    "cores",
+    "memory_gb",
+    "gpu_gflops",
+    "gpus",
+)
 
 
 @dataclass(frozen=True)
 class Population:
     """Row i is the device of client i + 1. A column a trace does not have is None."""
 
-    ms_per_sample: np.ndarray           # (n,) float64, inference latency
-    kbps_up: np.ndarray                 # (n,) float64
-    kbps_down: np.ndarray               # (n,) float64
-    availability: Availability | None   # None: always online
-    cpu_gflops: np.ndarray | None = None   # (n,) float64
-    cores: np.ndarray | None = None        # (n,) float64
-    memory_gb: np.ndarray | None = None    # (n,) float64
-    gpu_gflops: np.ndarray | None = None   # (n,) float64
-    gpus: np.ndarray | None = None         # (n,) float64
-    compute_w: np.ndarray | None = None    # (n,) float64, power while computing
-    radio_w: np.ndarray | None = None      # (n,) float64, power while transferring
-    position: np.ndarray | None = None     # (n, 2) float64, metres in a square of 1 km
-    model: np.ndarray | None = None        # (n,) int64, index into model_names
+    ms_per_sample: np.ndarray  # (n,) float64, inference latency
+    kbps_up: np.ndarray  # (n,) float64
+    kbps_down: np.ndarray  # (n,) float64
+    availability: Availability | None  # None: always online
+    cpu_gflops: np.ndarray | None = None  # (n,) float64
+    cores: np.ndarray | None = None  # (n,) float64
+    memory_gb: np.ndarray | None = None  # (n,) float64
+    gpu_gflops: np.ndarray | None = None  # (n,) float64
+    gpus: np.ndarray | None = None  # (n,) float64
+    compute_w: np.ndarray | None = None  # (n,) float64, power while computing
+    radio_w: np.ndarray | None = None  # (n,) float64, power while transferring
+    position: np.ndarray | None = None  # (n, 2) float64, metres in a square of 1 km
+    model: np.ndarray | None = None  # (n,) int64, index into model_names
     model_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -92,7 +107,9 @@ class Population:
     def one_way_kbps(self) -> np.ndarray:
         """FedScale's single bandwidth, (n,): at it a model there and back takes as long as down and up."""
         both = 2.0 / (1.0 / self.kbps_up + 1.0 / self.kbps_down)
-        return np.where(self.kbps_up == self.kbps_down, self.kbps_down, both)  # exact where there is but one
+        return np.where(
+            self.kbps_up == self.kbps_down, self.kbps_down, both
+        )  # exact where there is but one
 
     @property
     def features(self) -> tuple[tuple[str, ...], np.ndarray]:
@@ -100,8 +117,11 @@ class Population:
 
         Where up and down are the same numbers only kbps_down is given: a column twice tells a selector nothing."""
         known = self.columns
-        names = tuple(name for name in FEATURES
-                      if name in known and not (name == "kbps_up" and self.one_bandwidth))
+        names = tuple(
+            name
+            for name in FEATURES
+            if name in known and not (name == "kbps_up" and self.one_bandwidth)
+        )
         return names, np.column_stack([known[name] for name in names])
 
     def online(self, time: float | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -112,9 +132,17 @@ class Population:
 
     def take(self, rows: np.ndarray) -> Population:
         """The devices of `rows`, which may repeat."""
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("availability", "model_names")}
+        arrays = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("availability", "model_names")
+        }
         picked = {name: values[rows] for name, values in arrays.items() if values is not None}
-        return replace(self, availability=None if self.availability is None else self.availability.take(rows), **picked)
+        return replace(
+            self,
+            availability=None if self.availability is None else self.availability.take(rows),
+            **picked,
+        )
 
 
 def uniform(n: int) -> Population:
@@ -138,17 +166,25 @@ def load_population(n: int, conf_file: str | None, avail_file: str | None) -> Po
     if found is not None:
         devices = found.devices
         if devices is None:
-            raise UserError(f"device_conf_file: {conf_file}: expected devices, got only availability; "
-                            f"name this file in device_avail_file")
+            raise UserError(
+                f"device_conf_file: {conf_file}: expected devices, got only availability; "
+                f"name this file in device_avail_file"
+            )
         population = devices if len(devices) == n else devices.take(np.arange(n) % len(devices))
     if avail_file is not None:
         if found is None or avail_file != conf_file:  # the same file named twice is read once
             found = read(avail_file, "device_avail_file")
         users = found.users
         if users is None:
-            raise UserError(f"device_avail_file: {avail_file}: expected availability, got only devices; "
-                            f"name this file in device_conf_file")
+            raise UserError(
+                f"device_avail_file: {avail_file}: expected availability, got only devices; "
+                f"name this file in device_conf_file"
+            )
         availability = users.availability
-        population = replace(population, availability=availability if len(users) == n else
-                             availability.take(np.arange(n) % len(users)))
+        population = replace(
+            population,
+            availability=availability
+            if len(users) == n
+            else availability.take(np.arange(n) % len(users)),
+        )
     return population

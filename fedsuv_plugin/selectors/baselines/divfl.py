@@ -20,6 +20,7 @@ Departures
     get seats only when no others are left. Ties are broken at random.
 A selection costs O(online^2 sketch_dim), as facility location does.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -30,23 +31,45 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import DIRECTION, ClientTable, Probe, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.base import (
+    DIRECTION,
+    ClientTable,
+    Probe,
+    RoundOutcome,
+    RoundView,
+    Selector,
+    best,
+)
 from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
 
 LARGEST = 1e30  # a sketch ends here on arrival, so that no square of it overflows
-BLOCK = 256     # columns of the distance matrix worked out at a time
+BLOCK = 256  # columns of the distance matrix worked out at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class DivflParams(Params):
-    sketch_dim: int = param(1024, "numbers a direction is compressed to; squared distances are off by about "
-                            "sqrt(2 / this)", low=1)
-    greedy: str = param("stochastic", "stochastic: each pick is the best of a random sample; lazy: the best of all",
-                        choices=("stochastic", "lazy"))
-    epsilon: float = param(0.1, "stochastic greedy draws (clients / seats) ln(1 / epsilon) for each pick; small: all "
-                           "of them, 1: one, at random", above=0, high=1)
-    directions: str = param("last", "last: of a client's latest participation; fresh: all are asked every round",
-                            choices=("last", "fresh"))
+    sketch_dim: int = param(
+        1024,
+        "numbers a direction is compressed to; squared distances are off by about sqrt(2 / this)",
+        low=1,
+    )
+    greedy: str = param(
+        "stochastic",
+        "stochastic: each pick is the best of a random sample; lazy: the best of all",
+        choices=("stochastic", "lazy"),
+    )
+    epsilon: float = param(
+        0.1,
+        "stochastic greedy draws (clients / seats) ln(1 / epsilon) for each pick; small: all "
+        "of them, 1: one, at random",
+        above=0,
+        high=1,
+    )
+    directions: str = param(
+        "last",
+        "last: of a client's latest participation; fresh: all are asked every round",
+        choices=("last", "fresh"),
+    )
 
 
 class Divfl(Selector):
@@ -61,14 +84,18 @@ class Divfl(Selector):
         n = len(clients)
         self.sketch_seed = int(rng.integers(2**63 - 1))
         self.sketches = np.zeros((n, 0), np.float32)  # (n, sketch_dim or fewer), once there is one
-        self.known = np.zeros(n, bool)       # (n,) the sketch is the client's
+        self.known = np.zeros(n, bool)  # (n,) the sketch is the client's
         self.approached = np.zeros(n, bool)  # (n,) was asked for its direction, whatever came of it
         self.cluster_size = np.zeros(n, np.int64)
         self.distance = np.full(n, np.nan)
         self._sketch: Sketch | None = None
 
     def probe(self, view: RoundView) -> Probe | None:
-        rows = view.online if self.params.directions == "fresh" else view.online[~self.approached[view.online]]
+        rows = (
+            view.online
+            if self.params.directions == "fresh"
+            else view.online[~self.approached[view.online]]
+        )
         self.approached[rows] = True
         return Probe(DIRECTION, rows, stream=True) if len(rows) else None
 
@@ -111,7 +138,9 @@ class Divfl(Selector):
         if len(chosen):
             apart = distances(points, points[chosen])
             self.distance[rows] = apart.min(axis=1)
-            self.cluster_size[rows[chosen]] = np.bincount(apart.argmin(axis=1), minlength=len(chosen))
+            self.cluster_size[rows[chosen]] = np.bincount(
+                apart.argmin(axis=1), minlength=len(chosen)
+            )
 
     def explain(self) -> dict[str, np.ndarray]:
         """`distance` to the nearest of the chosen; NaN where a client was offline or its direction is not known."""
@@ -119,8 +148,11 @@ class Divfl(Selector):
 
     def diagnostics(self) -> dict[str, Any]:
         covered = self.distance[np.isfinite(self.distance)]
-        return {"known": int(np.count_nonzero(self.known)), "objective": float(covered.sum()),
-                "largest_cluster": int(self.cluster_size.max(initial=0))}
+        return {
+            "known": int(np.count_nonzero(self.known)),
+            "objective": float(covered.sum()),
+            "largest_cluster": int(self.cluster_size.max(initial=0)),
+        }
 
 
 class Sketch:
@@ -157,7 +189,9 @@ def _gains(nearest: np.ndarray, apart: np.ndarray) -> np.ndarray:
     return np.maximum(nearest[:, None] - apart, 0.0).sum(axis=0)
 
 
-def stochastic_facility_location(points: np.ndarray, k: int, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+def stochastic_facility_location(
+    points: np.ndarray, k: int, epsilon: float, rng: np.random.Generator
+) -> np.ndarray:
     """Greedy where each pick is the best of a random sample (B. Mirzasoleiman et al., AAAI 2015): min(k, m) places."""
     m = len(points)
     k = min(k, m)
@@ -178,15 +212,19 @@ def facility_location(points: np.ndarray, k: int, rng: np.random.Generator) -> n
     m = len(points)
     nearest = _far(points)
     tie = rng.permutation(m)
-    queue: list[tuple[float, int, int, int]] = []  # (-gain, tie, position, picks when it was worked out)
+    queue: list[
+        tuple[float, int, int, int]
+    ] = []  # (-gain, tie, position, picks when it was worked out)
     for start in range(0, m, BLOCK):
-        gains = _gains(nearest, distances(points, points[start:start + BLOCK]))
-        queue += [(-gain, int(tie[start + j]), start + j, 0) for j, gain in enumerate(gains.tolist())]
+        gains = _gains(nearest, distances(points, points[start : start + BLOCK]))
+        queue += [
+            (-gain, int(tie[start + j]), start + j, 0) for j, gain in enumerate(gains.tolist())
+        ]
     heapq.heapify(queue)
     chosen: list[int] = []
     while len(chosen) < min(k, m):
         _, order, j, picks = heapq.heappop(queue)
-        apart = distances(points, points[j:j + 1])
+        apart = distances(points, points[j : j + 1])
         if picks == len(chosen):
             chosen.append(j)
             nearest = np.minimum(nearest, apart[:, 0])

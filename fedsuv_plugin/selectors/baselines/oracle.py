@@ -7,6 +7,7 @@ Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: I
 Departures
     Members that are offline are skipped. The number of clients is the set's, whatever `num_participants` says.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from fedsuv_plugin.selectors.time_slots import SlotParams
 @dataclass(frozen=True, kw_only=True)
 class OracleParams(SlotParams):
     clients: str | None = param(
-        None, "ids such as '1,2,3'; several sets, such as '1,2;3,4', take turns, a time slot each; none: everyone")
+        None,
+        "ids such as '1,2,3'; several sets, such as '1,2;3,4', take turns, a time slot each; none: everyone",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,9 +61,17 @@ class Oracle(Selector):
 def parse_sets(text: str | None) -> list[list[int]]:
     """'1,2;3,4' -> [[1, 2], [3, 4]]; nothing for none."""
     try:
-        sets = [[int(i) for i in part.split(",")] for part in text.split(";")] if text is not None else []
+        sets = (
+            [[int(i) for i in part.split(",")] for part in text.split(";")]
+            if text is not None
+            else []
+        )
     except ValueError:
         sets = [[]]
-    require(all(ids and len(set(ids)) == len(ids) for ids in sets), "clients",
-            "distinct ids such as '1,2,3', sets joined by ';', or none", text)
+    require(
+        all(ids and len(set(ids)) == len(ids) for ids in sets),
+        "clients",
+        "distinct ids such as '1,2,3', sets joined by ';', or none",
+        text,
+    )
     return sets

@@ -14,6 +14,7 @@ Departures
     loss of a client's last participation.
     Ties are broken at random.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import LOSS, ClientTable, Probe, RoundOutcome, RoundView, Selector, best, draw
+from fedsuv_plugin.selectors.base import (
+    LOSS,
+    ClientTable,
+    Probe,
+    RoundOutcome,
+    RoundView,
+    Selector,
+    best,
+    draw,
+)
 
 CHOICE = 2  # candidates per seat, unless d says otherwise
 
@@ -30,8 +40,11 @@ CHOICE = 2  # candidates per seat, unless d says otherwise
 @dataclass(frozen=True, kw_only=True)
 class PowDParams(Params):
     d: int | None = param(
-        None, "candidates asked for their loss; none: twice the seats; as many as seats: drawn by data alone; "
-        "all clients: always the largest losses", low=1)
+        None,
+        "candidates asked for their loss; none: twice the seats; as many as seats: drawn by data alone; "
+        "all clients: always the largest losses",
+        low=1,
+    )
 
 
 class PowD(Selector):
@@ -43,8 +56,8 @@ class PowD(Selector):
 
     def __init__(self, params: PowDParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
-        self.loss = np.zeros(len(clients))          # (n,) the latest known
-        self.known = np.zeros(len(clients), bool)   # (n,)
+        self.loss = np.zeros(len(clients))  # (n,) the latest known
+        self.known = np.zeros(len(clients), bool)  # (n,)
         self.candidate = np.zeros(len(clients), bool)  # (n,) of the latest selection
 
     def probe(self, view: RoundView) -> Probe | None:
@@ -53,7 +66,9 @@ class PowD(Selector):
 
     def _choose_candidates(self, view: RoundView, k: int) -> None:
         d = CHOICE * k if self.params.d is None else self.params.d
-        drawn = draw(self.clients.samples[view.online].astype(float), min(d, len(view.online)), self.rng)
+        drawn = draw(
+            self.clients.samples[view.online].astype(float), min(d, len(view.online)), self.rng
+        )
         self.candidate = np.zeros(len(self.clients), bool)
         self.candidate[view.online[drawn]] = True
 
@@ -87,5 +102,7 @@ class PowD(Selector):
 
     def diagnostics(self) -> dict[str, Any]:
         losses = self.loss[self.candidate & self.known]
-        return {"candidates": int(np.count_nonzero(self.candidate)),
-                "mean_candidate_loss": float(losses.mean()) if len(losses) else None}
+        return {
+            "candidates": int(np.count_nonzero(self.candidate)),
+            "mean_candidate_loss": float(losses.mean()) if len(losses) else None,
+        }

@@ -5,6 +5,7 @@ Paper: H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas. "Commu
 
 Departures: none. FedScale's mode of the same name leaves one client out when it shuffles; this one does not.
 """
+
 from __future__ import annotations
 
 import numpy as np

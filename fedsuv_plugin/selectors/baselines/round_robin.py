@@ -7,6 +7,7 @@ Departures
     The paper cuts the clients into fixed groups and every client is always there. Here the groups form as the job
     runs, at random in the first pass, so that clients that come and go still take equal turns.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -22,7 +23,9 @@ class RoundRobin(Selector):
 
     def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
-        self.ticket = np.zeros(len(clients), np.int64)  # place in the queue, lowest first; 0 = never asked
+        self.ticket = np.zeros(
+            len(clients), np.int64
+        )  # place in the queue, lowest first; 0 = never asked
         self.issued = 0
 
     def select(self, view: RoundView, k: int) -> np.ndarray:

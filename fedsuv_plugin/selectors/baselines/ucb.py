@@ -10,6 +10,7 @@ Departures
     The arms are not listed: while most sets are new, one is drawn at random until a new one comes. With 20 clients and
     K = 5 there are 15,504 sets, so a job of a few hundred slots never gets beyond that, as the paper says.
 """
+
 from __future__ import annotations
 
 import math
@@ -27,12 +28,16 @@ from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
 
 @dataclass(frozen=True, kw_only=True)
 class UCBParams(SlotParams):
-    mu: float = param(1.0, "width of the confidence bound; 0: always the set with the best mean", low=0)
+    mu: float = param(
+        1.0, "width of the confidence bound; 0: always the set with the best mean", low=0
+    )
 
 
 class UCB(TimeSlotSelector):
     name = "ucb"
-    paper = "Auer et al., Finite-time Analysis of the Multiarmed Bandit Problem, Machine Learning 2002"
+    paper = (
+        "Auer et al., Finite-time Analysis of the Multiarmed Bandit Problem, Machine Learning 2002"
+    )
     Params = UCBParams
     state = (*TimeSlotSelector.state, "times_played")
 
@@ -62,8 +67,15 @@ class UCB(TimeSlotSelector):
             while drawn in self.table:
                 drawn = self.rng.choice(online, k, replace=False)
             return drawn
-        new = [rows for rows in map(np.array, combinations(online.tolist(), k)) if rows not in self.table] \
-            if played < sets else []
+        new = (
+            [
+                rows
+                for rows in map(np.array, combinations(online.tolist(), k))
+                if rows not in self.table
+            ]
+            if played < sets
+            else []
+        )
         return new[int(self.rng.integers(len(new)))] if new else None
 
     def learn(self, opinions: ProbeAnswer) -> None:
@@ -73,7 +85,11 @@ class UCB(TimeSlotSelector):
         return {"times_played": self.times_played}
 
     def diagnostics(self) -> dict[str, Any]:
-        return {**super().diagnostics(), "chosen_index": self._index, "sets_played": len(self.table)}
+        return {
+            **super().diagnostics(),
+            "chosen_index": self._index,
+            "sets_played": len(self.table),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "table": self.table.state()}

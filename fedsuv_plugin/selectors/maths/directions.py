@@ -1,4 +1,5 @@
 """Update directions of clients: how long one may be."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -19,6 +19,7 @@ SINGLE_FROM inputs on, in half the time of double, unless the noise is below SIN
 that noise the mean was seen to be off by up to 0.07 posterior standard deviations, at ten times the noise by 0.005.
 What is added up is double always.
 """
+
 from __future__ import annotations
 
 import copy
@@ -31,19 +32,21 @@ from scipy.linalg import cho_solve, cholesky, rq, solve_triangular
 
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper, Merged
 
-INDUCING = 256          # at most, and never more than max_points
-LEFT_OVER = 1e-5        # of the prior variance: no inducing point is added for less
-SINGLE_FROM = 50_000    # inputs from which the pass over all of them runs in single precision ...
-SINGLE_NOISE = 0.01     # ... if the noise is at least this share of the function's variance
-LEAST_NOISE = 1e-9      # of a merged observation: inputs that nearly coincide must not make the covariance singular
-BLOCK = 1 << 18         # numbers of k(x, basis) at a time: they stay in the cache
-PANEL = 128             # columns of a triangular matrix at a time: what is zero above them is not multiplied
-SLACK = 256             # rows of repeated observations that an exact posterior carries before it merges them
+INDUCING = 256  # at most, and never more than max_points
+LEFT_OVER = 1e-5  # of the prior variance: no inducing point is added for less
+SINGLE_FROM = 50_000  # inputs from which the pass over all of them runs in single precision ...
+SINGLE_NOISE = 0.01  # ... if the noise is at least this share of the function's variance
+LEAST_NOISE = 1e-9  # of a merged observation: inputs that nearly coincide must not make the covariance singular
+BLOCK = 1 << 18  # numbers of k(x, basis) at a time: they stay in the cache
+PANEL = 128  # columns of a triangular matrix at a time: what is zero above them is not multiplied
+SLACK = 256  # rows of repeated observations that an exact posterior carries before it merges them
 
 
 def matern(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Matern-5/2 correlation (len(a), len(b))."""
-    return _correlate(torch.from_numpy(_left(a, lengths)), torch.from_numpy(_right(b, lengths))).numpy()
+    return _correlate(
+        torch.from_numpy(_left(a, lengths)), torch.from_numpy(_right(b, lengths))
+    ).numpy()
 
 
 def _left(a: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -70,8 +73,8 @@ def _correlate(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 class Correction:
     """What changes at every input x: with K = k(x, basis), the mean by K weights, the variance by -|K spread|^2."""
 
-    basis: np.ndarray    # (p, d)
-    spread: np.ndarray   # (p, m)
+    basis: np.ndarray  # (p, d)
+    spread: np.ndarray  # (p, m)
     weights: np.ndarray  # (p,)
     triangular: bool = False  # spread is upper triangular, which saves half of the work
 
@@ -95,7 +98,9 @@ class Observed:
         self.mean = np.r_[self.mean, np.zeros(len(fresh))]
         self.scatter = np.r_[self.scatter, np.zeros(len(fresh))]
         order = np.argsort(self.place)
-        for i, value in zip(order[np.searchsorted(self.place, places, sorter=order)], values, strict=True):
+        for i, value in zip(
+            order[np.searchsorted(self.place, places, sorter=order)], values, strict=True
+        ):
             self.count[i] += 1
             off = value - self.mean[i]
             self.mean[i] += off / self.count[i]
@@ -104,7 +109,9 @@ class Observed:
     def merged(self, inputs: np.ndarray, rows: np.ndarray | None = None) -> Merged:
         """All of them, or some rows of them, with the inputs they belong to."""
         which = np.arange(len(self)) if rows is None else rows
-        return Merged(inputs[self.place[which]], self.count[which], self.mean[which], self.scatter[which])
+        return Merged(
+            inputs[self.place[which]], self.count[which], self.mean[which], self.scatter[which]
+        )
 
 
 class ExactFactor:
@@ -114,21 +121,32 @@ class ExactFactor:
         self.basis, self.factor = basis, factor
 
     @classmethod
-    def start(cls, data: Merged, values: np.ndarray, noise: float,
-              lengths: np.ndarray) -> tuple[ExactFactor, Correction]:
+    def start(
+        cls, data: Merged, values: np.ndarray, noise: float, lengths: np.ndarray
+    ) -> tuple[ExactFactor, Correction]:
         covariance = matern(data.inputs, data.inputs, lengths)
-        covariance[np.diag_indices_from(covariance)] = 1.0 + np.maximum(noise / data.count, LEAST_NOISE)
+        covariance[np.diag_indices_from(covariance)] = 1.0 + np.maximum(
+            noise / data.count, LEAST_NOISE
+        )
         factor = cholesky(covariance, lower=True)
         spread = solve_triangular(factor, np.eye(len(factor)), lower=True).T
         weights = spread @ solve_triangular(factor, values, lower=True)
         return cls(data.inputs, factor), Correction(data.inputs, spread, weights, triangular=True)
 
-    def extend(self, new: np.ndarray, surprise: np.ndarray, noise: float, lengths: np.ndarray) -> Correction:
+    def extend(
+        self, new: np.ndarray, surprise: np.ndarray, noise: float, lengths: np.ndarray
+    ) -> Correction:
         """Condition on observations at `new` (m, d) that came out `surprise` (m,) above the posterior mean."""
         old, m = len(self.basis), len(new)
-        whitened = solve_triangular(self.factor, matern(self.basis, new, lengths), lower=True)  # (p, m)
-        c = cholesky(matern(new, new, lengths) - whitened.T @ whitened + noise * np.eye(m), lower=True)
-        to_new = np.vstack([-solve_triangular(self.factor, whitened, lower=True, trans="T"), np.eye(m)])
+        whitened = solve_triangular(
+            self.factor, matern(self.basis, new, lengths), lower=True
+        )  # (p, m)
+        c = cholesky(
+            matern(new, new, lengths) - whitened.T @ whitened + noise * np.eye(m), lower=True
+        )
+        to_new = np.vstack(
+            [-solve_triangular(self.factor, whitened, lower=True, trans="T"), np.eye(m)]
+        )
         spread = solve_triangular(c, to_new.T, lower=True).T
         self.factor = np.block([[self.factor, np.zeros((old, m))], [whitened.T, c]])
         self.basis = np.vstack([self.basis, new])
@@ -141,13 +159,18 @@ class ExactFactor:
 class InducingFactor:
     """The inducing points z, L with L L' = k(z, z), and B = I + sum phi phi' / noise, phi(x) = L^-1 k(z, x)."""
 
-    def __init__(self, basis: np.ndarray, information: np.ndarray, chosen_from: int, lengths: np.ndarray):
+    def __init__(
+        self, basis: np.ndarray, information: np.ndarray, chosen_from: int, lengths: np.ndarray
+    ):
         self.basis, self.information, self.chosen_from = basis, information, chosen_from
-        self.factor = cholesky(matern(basis, basis, lengths) + 1e-10 * np.eye(len(basis)), lower=True)
+        self.factor = cholesky(
+            matern(basis, basis, lengths) + 1e-10 * np.eye(len(basis)), lower=True
+        )
 
     @classmethod
-    def start(cls, data: Merged, values: np.ndarray, noise: float, lengths: np.ndarray,
-              most: int) -> tuple[InducingFactor, Correction]:
+    def start(
+        cls, data: Merged, values: np.ndarray, noise: float, lengths: np.ndarray, most: int
+    ) -> tuple[InducingFactor, Correction]:
         basis = data.inputs[pivots(data.inputs, lengths, most)]
         made = cls(basis, np.eye(len(basis)), len(data.inputs), lengths)
         phi, weight = made._phi(data.inputs, lengths), data.count / noise
@@ -165,7 +188,9 @@ class InducingFactor:
     def _back(self, whitened: np.ndarray) -> np.ndarray:
         return solve_triangular(self.factor, whitened, lower=True, trans="T")
 
-    def extend(self, new: np.ndarray, surprise: np.ndarray, noise: float, lengths: np.ndarray) -> Correction:
+    def extend(
+        self, new: np.ndarray, surprise: np.ndarray, noise: float, lengths: np.ndarray
+    ) -> Correction:
         """As for the exact one; what new inputs tell of x passes through the inducing points."""
         phi = self._phi(new, lengths)
         carried = cho_solve((cholesky(self.information, lower=True), True), phi)  # B^-1 phi
@@ -175,7 +200,11 @@ class InducingFactor:
         return Correction(self.basis, spread, spread @ solve_triangular(c, surprise, lower=True))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"basis": self.basis, "information": self.information, "chosen_from": self.chosen_from}
+        return {
+            "basis": self.basis,
+            "information": self.information,
+            "chosen_from": self.chosen_from,
+        }
 
 
 def pivots(inputs: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
@@ -186,7 +215,10 @@ def pivots(inputs: np.ndarray, lengths: np.ndarray, most: int) -> np.ndarray:
         pivot = int(np.argmax(left))
         if left[pivot] < LEFT_OVER:
             break
-        row = matern(inputs[pivot:pivot + 1], inputs, lengths)[0] - columns[:len(chosen), pivot] @ columns[:len(chosen)]
+        row = (
+            matern(inputs[pivot : pivot + 1], inputs, lengths)[0]
+            - columns[: len(chosen), pivot] @ columns[: len(chosen)]
+        )
         columns[len(chosen)] = row / np.sqrt(left[pivot])
         left = left - columns[len(chosen)] ** 2
         chosen.append(pivot)
@@ -197,11 +229,16 @@ class GaussianProcess:
     """Matern-5/2, constant mean, Gaussian noise, at fixed inputs (n, d); an input is named by its row, its place."""
 
     def __init__(self, inputs: np.ndarray, hyper: Hyper, max_points: int):
-        self._inputs = inputs - inputs.mean(axis=0)  # a small norm keeps distances accurate in single precision
+        self._inputs = inputs - inputs.mean(
+            axis=0
+        )  # a small norm keeps distances accurate in single precision
         self._max_points = max_points
         self.hyper = hyper
         self.observed = Observed()
-        self._places, self._values = np.empty(0, np.int64), np.empty(0)  # observed, but not yet in the posterior
+        self._places, self._values = (
+            np.empty(0, np.int64),
+            np.empty(0),
+        )  # observed, but not yet in the posterior
         self._unit_mean, self._unit_variance = np.zeros(len(inputs)), np.ones(len(inputs))
         self._factor: ExactFactor | InducingFactor | None = None  # None: begin with the prior
         self._prepared: torch.Tensor | None = None
@@ -252,11 +289,16 @@ class GaussianProcess:
 
     def _refresh(self) -> None:
         if len(self._places) and self._can_extend():
-            places, surprise = self._places, self._in_units(self._values) - self._unit_mean[self._places]
+            places, surprise = (
+                self._places,
+                self._in_units(self._values) - self._unit_mean[self._places],
+            )
             self.observed.add(places, self._values)
             self._places, self._values = np.empty(0, np.int64), np.empty(0)
             assert self._factor is not None
-            self._apply(self._factor.extend(self._inputs[places], surprise, self._noise, self.hyper.lengths))
+            self._apply(
+                self._factor.extend(self._inputs[places], surprise, self._noise, self.hyper.lengths)
+            )
         self._merge()
         if self._factor is None and len(self.observed):
             self._start_over()
@@ -267,8 +309,13 @@ class GaussianProcess:
             return False
         points = len(np.union1d(self.observed.place, self._places))
         if isinstance(self._factor, ExactFactor):
-            return points <= self._max_points and len(self._factor.basis) + len(self._places) <= points + SLACK
-        return points <= 2 * self._factor.chosen_from  # else there are better inducing points by now
+            return (
+                points <= self._max_points
+                and len(self._factor.basis) + len(self._places) <= points + SLACK
+            )
+        return (
+            points <= 2 * self._factor.chosen_from
+        )  # else there are better inducing points by now
 
     def _start_over(self) -> None:
         data = self.observed.merged(self._inputs)
@@ -277,7 +324,8 @@ class GaussianProcess:
             self._factor, correction = ExactFactor.start(data, values, self._noise, lengths)
         else:
             self._factor, correction = InducingFactor.start(
-                data, values, self._noise, lengths, min(INDUCING, self._max_points))
+                data, values, self._noise, lengths, min(INDUCING, self._max_points)
+            )
         self._unit_mean[:], self._unit_variance[:] = 0.0, 1.0
         self._apply(correction)
 
@@ -311,9 +359,13 @@ class GaussianProcess:
     # ---- resuming
 
     def state_dict(self) -> dict[str, Any]:
-        return {"hyper": _plain(self.hyper), "observed": dict(vars(self.observed)),
-                "queue": (self._places, self._values), "posterior": (self._unit_mean, self._unit_variance),
-                "factor": None if self._factor is None else self._factor.state_dict()}
+        return {
+            "hyper": _plain(self.hyper),
+            "observed": dict(vars(self.observed)),
+            "queue": (self._places, self._values),
+            "posterior": (self._unit_mean, self._unit_variance),
+            "factor": None if self._factor is None else self._factor.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         state = copy.deepcopy(state)
@@ -322,8 +374,13 @@ class GaussianProcess:
         self._places, self._values = state["queue"]
         self._unit_mean, self._unit_variance = state["posterior"]
         factor = state["factor"]
-        self._factor = None if factor is None else ExactFactor(**factor) if "factor" in factor \
+        self._factor = (
+            None
+            if factor is None
+            else ExactFactor(**factor)
+            if "factor" in factor
             else InducingFactor(**factor, lengths=self.hyper.lengths)
+        )
         self._prepared = None
 
 

@@ -3,6 +3,7 @@
 L. Li, W. Chu, J. Langford, R. Schapire. "A Contextual-Bandit Approach to Personalized News Article Recommendation."
 WWW 2010. One weight vector for all arms: H = ridge I + sum x x', b = sum r x, theta = H^-1 b.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +17,7 @@ class LinearBandit:
 
     def __init__(self, features: int, ridge: float):
         self.H = ridge * np.eye(features)  # (d, d)
-        self.b = np.zeros(features)        # (d,)
+        self.b = np.zeros(features)  # (d,)
 
     def update(self, contexts: np.ndarray, rewards: np.ndarray) -> None:
         """Contexts (m, d) and what they gave (m,)."""

@@ -8,6 +8,7 @@ what merging takes out of the likelihood is put back:
 
 The search is L-BFGS from the given start, so it is warm-started and draws nothing at random.
 """
+
 from __future__ import annotations
 
 import math
@@ -20,7 +21,7 @@ from gpytorch.constraints import Interval  # type: ignore[import-untyped]
 from scipy.optimize import minimize
 
 MAX_STEPS = 40  # of the search; started from the last optimum it rarely needs them
-ENOUGH = 1e-5   # gain in log-likelihood per point below which it ends: 0.003 over 256 points decides nothing
+ENOUGH = 1e-5  # gain in log-likelihood per point below which it ends: 0.003 over 256 points decides nothing
 # Where the search stays, in units of the values' own mean and deviation; lengths are in units of the inputs, which lie
 # in the unit ball. The least noise keeps the covariance invertible. The least signal is there because the likelihood of
 # a few noisy values is often highest for no function at all, and what would follow are regions of no width.
@@ -32,9 +33,9 @@ class Hyper:
     """In the units of the observed values."""
 
     mean: float
-    signal: float         # variance of the function
-    noise: float          # variance of one observation of it
-    lengths: np.ndarray   # (d,) length-scales
+    signal: float  # variance of the function
+    noise: float  # variance of one observation of it
+    lengths: np.ndarray  # (d,) length-scales
 
     @property
     def finite(self) -> bool:
@@ -46,9 +47,9 @@ class Hyper:
 class Merged:
     """Observations by input."""
 
-    inputs: np.ndarray   # (p, d)
-    count: np.ndarray    # (p,)
-    mean: np.ndarray     # (p,)
+    inputs: np.ndarray  # (p, d)
+    count: np.ndarray  # (p,)
+    mean: np.ndarray  # (p,)
     scatter: np.ndarray  # (p,) sum of squared deviations from the mean
 
     @property
@@ -75,11 +76,16 @@ class MergedModel(gpytorch.Module):  # type: ignore[misc]  # gpytorch's module i
 
     def __init__(self, data: Merged, start: Hyper):
         super().__init__()
-        self._x, self._n, self._y, self._scatter = (torch.as_tensor(values, dtype=torch.float64) for values in (
-            data.inputs, data.count, data.mean, data.scatter))
+        self._x, self._n, self._y, self._scatter = (
+            torch.as_tensor(values, dtype=torch.float64)
+            for values in (data.inputs, data.count, data.mean, data.scatter)
+        )
         matern = gpytorch.kernels.MaternKernel(
-            nu=2.5, ard_num_dims=data.inputs.shape[1], lengthscale_constraint=Interval(*LENGTHS))
-        self.covariance = gpytorch.kernels.ScaleKernel(matern, outputscale_constraint=Interval(*SIGNAL))
+            nu=2.5, ard_num_dims=data.inputs.shape[1], lengthscale_constraint=Interval(*LENGTHS)
+        )
+        self.covariance = gpytorch.kernels.ScaleKernel(
+            matern, outputscale_constraint=Interval(*SIGNAL)
+        )
         self.level = gpytorch.means.ConstantMean()
         self.likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=Interval(*NOISE))
         self.double()
@@ -93,14 +99,21 @@ class MergedModel(gpytorch.Module):  # type: ignore[misc]  # gpytorch's module i
         noise = self.likelihood.noise.squeeze()
         covariance = self.covariance(self._x).add_diagonal(noise / self._n)
         means = gpytorch.distributions.MultivariateNormal(self.level(self._x), covariance)
-        lost = (self._n - 1) * torch.log(2 * math.pi * noise) + torch.log(self._n) + self._scatter / noise
+        lost = (
+            (self._n - 1) * torch.log(2 * math.pi * noise)
+            + torch.log(self._n)
+            + self._scatter / noise
+        )
         return means.log_prob(self._y) - 0.5 * lost.sum()
 
     @property
     def hyper(self) -> Hyper:
-        return Hyper(float(self.level.constant.detach()), float(self.covariance.outputscale.detach()),
-                     float(self.likelihood.noise.detach().squeeze()),
-                     self.covariance.base_kernel.lengthscale.detach().reshape(-1).numpy().copy())
+        return Hyper(
+            float(self.level.constant.detach()),
+            float(self.covariance.outputscale.detach()),
+            float(self.likelihood.noise.detach().squeeze()),
+            self.covariance.base_kernel.lengthscale.detach().reshape(-1).numpy().copy(),
+        )
 
 
 def _inside(value: float | np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
@@ -115,8 +128,15 @@ def fit(data: Merged, start: Hyper) -> Fit:
     Raises if the likelihood cannot be computed there; the caller keeps what it has."""
     centre, unit = data.centre, data.deviation or 1.0
     scaled = Merged(data.inputs, data.count, (data.mean - centre) / unit, data.scatter / unit**2)
-    model = MergedModel(scaled, Hyper((start.mean - centre) / unit, start.signal / unit**2, start.noise / unit**2,
-                                      start.lengths))
+    model = MergedModel(
+        scaled,
+        Hyper(
+            (start.mean - centre) / unit,
+            start.signal / unit**2,
+            start.noise / unit**2,
+            start.lengths,
+        ),
+    )
     parameters = list(model.parameters())
 
     def cost(vector: np.ndarray) -> tuple[float, np.ndarray]:
@@ -128,14 +148,30 @@ def fit(data: Merged, start: Hyper) -> Fit:
         return float(value.detach()), torch.nn.utils.parameters_to_vector(gradient).numpy().copy()
 
     # Cholesky for everything: gpytorch's iterative solvers would draw random probes.
-    with gpytorch.settings.fast_computations(covar_root_decomposition=False, log_prob=False, solves=False):
+    with gpytorch.settings.fast_computations(
+        covar_root_decomposition=False, log_prob=False, solves=False
+    ):
         begin = torch.nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
-        result = minimize(cost, begin, jac=True, method="L-BFGS-B",
-                          options={"maxiter": MAX_STEPS, "maxfun": MAX_STEPS + 10, "ftol": ENOUGH, "gtol": ENOUGH})
+        result = minimize(
+            cost,
+            begin,
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                "maxiter": MAX_STEPS,
+                "maxfun": MAX_STEPS + 10,
+                "ftol": ENOUGH,
+                "gtol": ENOUGH,
+            },
+        )
         value, _ = cost(np.asarray(result.x))
     found = model.hyper
-    hyper = Hyper(centre + unit * found.mean, found.signal * unit**2, found.noise * unit**2, found.lengths)
+    hyper = Hyper(
+        centre + unit * found.mean, found.signal * unit**2, found.noise * unit**2, found.lengths
+    )
     if not (math.isfinite(value) and hyper.finite):
         raise ArithmeticError(f"the marginal likelihood led to {hyper}")
-    total = -value * len(data.count) - math.log(unit) * float(data.count.sum())  # density of the unscaled values
+    total = -value * len(data.count) - math.log(unit) * float(
+        data.count.sum()
+    )  # density of the unscaled values
     return Fit(hyper, bool(result.success), total)

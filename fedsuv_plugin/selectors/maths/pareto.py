@@ -1,4 +1,5 @@
 """Steps of a Pareto selection over rectangles [low, high] of two objectives, rows = candidates."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,7 +7,9 @@ import numpy as np
 from fedsuv_plugin.selectors.base import best
 
 
-def surely_worse(low: np.ndarray, high: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+def surely_worse(
+    low: np.ndarray, high: np.ndarray, most: int, rng: np.random.Generator
+) -> np.ndarray:
     """Positions whose upper bound (n,) is not above the largest lower bound; at most `most`, lowest upper first."""
     worse = np.flatnonzero(high <= low.max()) if most > 0 else np.empty(0, np.int64)
     return worse if len(worse) <= most else worse[best(-high[worse], most, rng)]
@@ -23,7 +26,9 @@ def dominated(low: np.ndarray, high: np.ndarray, rng: np.random.Generator) -> np
     maybe = np.flatnonzero(mask)
     if not len(maybe):
         return mask
-    able = (low[0] >= high[0, maybe].min()) & (low[1] >= high[1, maybe].min())  # to dominate anybody
+    able = (low[0] >= high[0, maybe].min()) & (
+        low[1] >= high[1, maybe].min()
+    )  # to dominate anybody
     steps = _staircase(low[:, able])
     mask[maybe] = _second_reached(steps, high[0, maybe], "left") >= high[1, maybe]
     single = maybe[mask[maybe] & (low[:, maybe] == high[:, maybe]).all(axis=0)]
@@ -47,20 +52,37 @@ def _second_reached(steps: np.ndarray, first: np.ndarray, side: str) -> np.ndarr
     return np.r_[steps[1], -np.inf][place]
 
 
-def _sole_points(low: np.ndarray, high: np.ndarray, single: np.ndarray, steps: np.ndarray,
-                 rng: np.random.Generator) -> np.ndarray:
+def _sole_points(
+    low: np.ndarray,
+    high: np.ndarray,
+    single: np.ndarray,
+    steps: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Of the single-point rows, one for each point that nothing but those same points dominates."""
     point = low[:, single]
-    beaten = _second_reached(steps, point[0], "right") >= point[1]       # by one further along the first axis
-    beaten |= _second_reached(steps, point[0], "left") > point[1]        # or the second
+    beaten = (
+        _second_reached(steps, point[0], "right") >= point[1]
+    )  # by one further along the first axis
+    beaten |= _second_reached(steps, point[0], "left") > point[1]  # or the second
     left = rng.permutation(single[~beaten])
-    survivors: dict[tuple[float, float], int] = {(float(low[0, i]), float(low[1, i])): int(i) for i in left}
+    survivors: dict[tuple[float, float], int] = {
+        (float(low[0, i]), float(low[1, i])): int(i) for i in left
+    }
     wide = np.flatnonzero((low != high).any(axis=0))
-    return np.array([row for (a, b), row in survivors.items()
-                     if not ((low[0, wide] == a) & (low[1, wide] == b)).any()], np.int64)
+    return np.array(
+        [
+            row
+            for (a, b), row in survivors.items()
+            if not ((low[0, wide] == a) & (low[1, wide] == b)).any()
+        ],
+        np.int64,
+    )
 
 
-def take_out_dominated(low: np.ndarray, high: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
+def take_out_dominated(
+    low: np.ndarray, high: np.ndarray, keep: int, rng: np.random.Generator
+) -> np.ndarray:
     """Positions to take out, lowest upper second objective first, while more than `keep` rows are left."""
     out = np.flatnonzero(dominated(low, high, rng))
     most = max(low.shape[1] - keep, 0)

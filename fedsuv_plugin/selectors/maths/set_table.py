@@ -1,4 +1,5 @@
 """The sets of clients that have been played as arms: mean reward and count of each. Rows are sorted within a set."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,10 +10,15 @@ import numpy as np
 class SetTable:
     """m sets of k rows each, in the order of their first play. Memory O(m k); nothing is kept of sets not played."""
 
-    def __init__(self, sets: np.ndarray | None = None, mean: np.ndarray | None = None, count: np.ndarray | None = None):
+    def __init__(
+        self,
+        sets: np.ndarray | None = None,
+        mean: np.ndarray | None = None,
+        count: np.ndarray | None = None,
+    ):
         self.sets = np.empty((0, 0), np.int64) if sets is None else sets  # (m, k)
-        self.mean = np.empty(0) if mean is None else mean                 # (m,)
-        self.count = np.empty(0, np.int64) if count is None else count    # (m,)
+        self.mean = np.empty(0) if mean is None else mean  # (m,)
+        self.count = np.empty(0, np.int64) if count is None else count  # (m,)
         self._place = {row.tobytes(): i for i, row in enumerate(self.sets)}
 
     def __len__(self) -> int:
@@ -34,7 +40,9 @@ class SetTable:
 
     def within(self, allowed: np.ndarray) -> np.ndarray:
         """Places of the sets all of whose members are allowed, a mask over all clients."""
-        return np.flatnonzero(allowed[self.sets].all(axis=1)) if len(self) else np.empty(0, np.int64)
+        return (
+            np.flatnonzero(allowed[self.sets].all(axis=1)) if len(self) else np.empty(0, np.int64)
+        )
 
     def upper_bounds(self, places: np.ndarray, mu: float, t: int) -> np.ndarray:
         """UCB1: mean + mu sqrt(ln t / count)."""

@@ -1,4 +1,5 @@
 """The data sets a job can name as `data_set`; one file each."""
+
 from __future__ import annotations
 
 import sys
@@ -26,7 +27,9 @@ class Splits:
     train_y: torch.Tensor
     test_x: torch.Tensor
     test_y: torch.Tensor
-    owner: np.ndarray | None = None  # (training samples,) int64: whose each is, 0, 1, ...; none: nobody knows
+    owner: np.ndarray | None = (
+        None  # (training samples,) int64: whose each is, 0, 1, ...; none: nobody knows
+    )
 
 
 class DataSet(ABC):
@@ -35,8 +38,10 @@ class DataSet(ABC):
     shape: tuple[int, ...]  # of one prepared input
     classes: int
     dtype: torch.dtype = torch.float32  # of prepared inputs
-    folder: ClassVar[str] = ""          # its default place below $FEDSUV_DATA; "": nothing is read from disk
-    clients: ClassVar[str] = ""         # who its natural clients are; "": it has none
+    folder: ClassVar[str] = (
+        ""  # its default place below $FEDSUV_DATA; "": nothing is read from disk
+    )
+    clients: ClassVar[str] = ""  # who its natural clients are; "": it has none
     source: ClassVar[Source | None] = None
 
     def __init__(self, config: JobConfig):

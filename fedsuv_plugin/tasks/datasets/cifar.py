@@ -7,6 +7,7 @@ Source: A. Krizhevsky. "Learning Multiple Layers of Features from Tiny Images." 
 The batches are pickles; nothing but plain data is unpickled. Images are normalised by the training set's channel means
 and deviations, and not augmented: FedScale crops and flips at random, test images too.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,22 +29,43 @@ SITE = "https://www.cs.toronto.edu/~kriz/"
 class Cifar10(Images):
     shape, classes = (3, 32, 32), 10
     folder, label_key = "cifar10", "labels"
-    train: ClassVar[tuple[str, ...]] = tuple(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6))
+    train: ClassVar[tuple[str, ...]] = tuple(
+        f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)
+    )
     test: ClassVar[str] = "cifar-10-batches-py/test_batch"
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     source = Source(
         "www.cs.toronto.edu/~kriz/cifar.html",
-        (Download((SITE + "cifar-10-python.tar.gz",), "cifar-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a",
-                  unpacked=test),),
-        dict(zip((*train, test), (
-            "md5:c99cafc152244af753f735de768cd75f", "md5:d4bba439e000b95fd0a9bffe97cbabec",
-            "md5:54ebc095f3ab1f0389bbae665268c751", "md5:634d18415352ddfa80567beed471001a",
-            "md5:482c414d41f54cd18b22e5b47cb7c3cb", "md5:40351d587109b95175f43aff81a1287e"), strict=True)))
+        (
+            Download(
+                (SITE + "cifar-10-python.tar.gz",),
+                "cifar-10-python.tar.gz",
+                "md5:c58f30108f718f92721af3b95e74349a",
+                unpacked=test,
+            ),
+        ),
+        dict(
+            zip(
+                (*train, test),
+                (
+                    "md5:c99cafc152244af753f735de768cd75f",
+                    "md5:d4bba439e000b95fd0a9bffe97cbabec",
+                    "md5:54ebc095f3ab1f0389bbae665268c751",
+                    "md5:634d18415352ddfa80567beed471001a",
+                    "md5:482c414d41f54cd18b22e5b47cb7c3cb",
+                    "md5:40351d587109b95175f43aff81a1287e",
+                ),
+                strict=True,
+            )
+        ),
+    )
 
     def load(self) -> Splits:
         train = [self._batch(self.root() / name) for name in self.train]
         test_x, test_y = self._batch(self.root() / self.test)
-        return Splits(torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), test_x, test_y)
+        return Splits(
+            torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), test_x, test_y
+        )
 
     def _batch(self, file: Path) -> tuple[torch.Tensor, torch.Tensor]:
         if not file.is_file():
@@ -53,13 +75,24 @@ class Cifar10(Images):
                 content = safe_pickle.load(f, encoding="latin1")  # Python 2 wrote them
         except safe_pickle.UnsafePickle as error:
             raise UserError(f"data_dir: {file}: not a batch of images: {error}") from None
-        data, labels = (content.get(key) if isinstance(content, dict) else None for key in ("data", self.label_key))
-        if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and isinstance(labels, list)
-                and data.shape == (len(labels), 3072)
-                and all(isinstance(label, int) and 0 <= label < self.classes for label in labels)):
-            raise UserError(f"data_dir: {file}: not a batch of images: expected `data`, 3072 bytes each, and "
-                            f"`{self.label_key}` below {self.classes}")
-        return torch.from_numpy(data.copy()).view(-1, *self.shape), torch.tensor(labels, dtype=torch.int64)
+        data, labels = (
+            content.get(key) if isinstance(content, dict) else None
+            for key in ("data", self.label_key)
+        )
+        if not (
+            isinstance(data, np.ndarray)
+            and data.dtype == np.uint8
+            and isinstance(labels, list)
+            and data.shape == (len(labels), 3072)
+            and all(isinstance(label, int) and 0 <= label < self.classes for label in labels)
+        ):
+            raise UserError(
+                f"data_dir: {file}: not a batch of images: expected `data`, 3072 bytes each, and "
+                f"`{self.label_key}` below {self.classes}"
+            )
+        return torch.from_numpy(data.copy()).view(-1, *self.shape), torch.tensor(
+            labels, dtype=torch.int64
+        )
 
 
 @DATASETS.add("cifar100")
@@ -70,6 +103,16 @@ class Cifar100(Cifar10):
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     source = Source(
         "www.cs.toronto.edu/~kriz/cifar.html",
-        (Download((SITE + "cifar-100-python.tar.gz",), "cifar-100-python.tar.gz",
-                  "md5:eb9058c3a382ffc7106e4002c42a8d85", unpacked=test),),
-        {train[0]: "md5:16019d7e3df5f24257cddd939b257f8d", test: "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"})
+        (
+            Download(
+                (SITE + "cifar-100-python.tar.gz",),
+                "cifar-100-python.tar.gz",
+                "md5:eb9058c3a382ffc7106e4002c42a8d85",
+                unpacked=test,
+            ),
+        ),
+        {
+            train[0]: "md5:16019d7e3df5f24257cddd939b257f8d",
+            test: "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
+        },
+    )

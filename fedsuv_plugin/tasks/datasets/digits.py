@@ -2,6 +2,7 @@
 
 Source: E. Alpaydin, C. Kaynak. "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 """
+
 from __future__ import annotations
 
 import torch

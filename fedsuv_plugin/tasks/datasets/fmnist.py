@@ -4,6 +4,7 @@ Source: H. Xiao, K. Rasul, R. Vollgraf. "Fashion-MNIST: a Novel Image Dataset fo
     Algorithms." arXiv:1708.07747, 2017.
 `data_dir` defaults to $FEDSUV_DATA/fashion_mnist.
 """
+
 from __future__ import annotations
 
 from fedsuv_plugin.tasks.datasets import DATASETS
@@ -17,6 +18,12 @@ class FashionMnist(Mnist):
     mean, std = (0.2860,), (0.3530,)
     source = idx_source(
         "github.com/zalandoresearch/fashion-mnist",
-        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",), raw,
-        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-         "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310"))
+        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        raw,
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    )

@@ -16,6 +16,7 @@ the ends, power spectrum, 32 triangular bands of equal area from 0 to 8 kHz on S
 clip's loudest, at least -80 dB; and from there linearly to -1 .. 1. Training clips are not augmented (FedScale's are).
 The spectrograms are kept in <data_dir>/.fedsuv until the files change; they take 2 kB a clip, 217 MB in all.
 """
+
 from __future__ import annotations
 
 import os
@@ -30,11 +31,20 @@ from scipy.signal import resample_poly
 
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet, Splits
-from fedsuv_plugin.tasks.files import CLIENT_MAP, cached, missing, numbered, progress, read_client_map
+from fedsuv_plugin.tasks.files import (
+    CLIENT_MAP,
+    cached,
+    missing,
+    numbered,
+    progress,
+    read_client_map,
+)
 from fedsuv_plugin.tasks.sources import Download, Source
 
-WORDS = ("up two sheila zero yes five one happy marvin no go seven eight tree stop down forward learn house three six "
-         "backward dog cat wow left off on four visual nine bird right follow bed").split()
+WORDS = (
+    "up two sheila zero yes five one happy marvin no go seven eight tree stop down forward learn house three six "
+    "backward dog cat wow left off on four visual nine bird right follow bed"
+).split()
 RATE, WINDOW, HOP, BANDS = 16_000, 2048, 512, 32
 FLOOR_DB = 80.0
 CLIPS_AT_ONCE = 128
@@ -47,22 +57,38 @@ class GoogleSpeech(DataSet):
     folder, clients = "speech_commands", "speakers"
     source = Source(
         "arXiv:1804.03209",
-        (Download(("https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
-                   "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz"), "speech_commands_v0.02.tar.gz",
-                  "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
-                  unpacked="testing_list.txt"),))
+        (
+            Download(
+                (
+                    "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+                    "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+                ),
+                "speech_commands_v0.02.tar.gz",
+                "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+                unpacked="testing_list.txt",
+            ),
+        ),
+    )
 
     def load(self) -> Splits:
         root = self.root()
-        clips = _mapped(root) if (root / CLIENT_MAP.format(part="train")).is_file() else _found(root)
+        clips = (
+            _mapped(root) if (root / CLIENT_MAP.format(part="train")).is_file() else _found(root)
+        )
         train = np.array([part == "train" for part, *_ in clips])
         if not train.any() or train.all():
-            raise UserError(f"data_dir: {root}: expected clips for training and for testing, got {train.sum()} and "
-                            f"{(~train).sum()}")
-        spectrograms = torch.from_numpy(_spectrograms(root, [path for _, path, _, _ in clips])).unsqueeze(1)
+            raise UserError(
+                f"data_dir: {root}: expected clips for training and for testing, got {train.sum()} and "
+                f"{(~train).sum()}"
+            )
+        spectrograms = torch.from_numpy(
+            _spectrograms(root, [path for _, path, _, _ in clips])
+        ).unsqueeze(1)
         labels = torch.tensor([word for _, _, word, _ in clips])
         owner = numbered(speaker for part, _, _, speaker in clips if part == "train")
-        return Splits(spectrograms[train], labels[train], spectrograms[~train], labels[~train], owner)
+        return Splits(
+            spectrograms[train], labels[train], spectrograms[~train], labels[~train], owner
+        )
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         return x.float().div_(FLOOR_DB / 2).add_(1)
@@ -73,8 +99,13 @@ Clip = tuple[str, str, int, str]  # train or test, path below the data set's fol
 
 def _found(root: Path) -> list[Clip]:
     """Google's layout, in the order of the names."""
-    files = sorted(f"{word}/{name}" for word in WORDS if (root / word).is_dir()
-                   for name in os.listdir(root / word) if name.endswith(".wav"))
+    files = sorted(
+        f"{word}/{name}"
+        for word in WORDS
+        if (root / word).is_dir()
+        for name in os.listdir(root / word)
+        if name.endswith(".wav")
+    )
     if not files:
         raise missing(root / "<word>" / "<speaker>_nohash_<n>.wav")
     testing, validation = (_listed(root / f"{name}_list.txt") for name in ("testing", "validation"))
@@ -100,22 +131,32 @@ def _mapped(root: Path) -> list[Clip]:
         of = read_client_map(file, len(WORDS))
         for client, path, word in zip(of.clients, of.paths, of.label_names, strict=True):
             if word not in WORDS:
-                raise UserError(f"data_dir: {file}: expected one of the {len(WORDS)} words as label, got {word!r}")
+                raise UserError(
+                    f"data_dir: {file}: expected one of the {len(WORDS)} words as label, got {word!r}"
+                )
             clips.append((part, f"{part}/{path}", WORDS.index(word), client))
     return clips
 
 
 def _spectrograms(root: Path, files: list[str]) -> np.ndarray:
     """(n, bands, frames) float16 in dB."""
+
     def make() -> dict[str, np.ndarray]:
         made = np.empty((len(files), *GoogleSpeech.shape[1:]), np.float16)
         starts = list(range(0, len(files), CLIPS_AT_ONCE))
         for start in progress(starts, f"spectrograms of {len(files):,} clips in {root}"):
-            sound = np.stack([read_clip(root / file) for file in files[start:start + CLIPS_AT_ONCE]])
-            made[start:start + CLIPS_AT_ONCE] = log_mel(torch.from_numpy(sound)).numpy()
+            sound = np.stack(
+                [read_clip(root / file) for file in files[start : start + CLIPS_AT_ONCE]]
+            )
+            made[start : start + CLIPS_AT_ONCE] = log_mel(torch.from_numpy(sound)).numpy()
         return {"spectrograms": made}
+
     try:
-        states = [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file in files for stat in [os.stat(root / file)]]
+        states = [
+            f"{file} {stat.st_size} {stat.st_mtime_ns}"
+            for file in files
+            for stat in [os.stat(root / file)]
+        ]
     except FileNotFoundError as error:
         raise missing(error.filename) from None
     return cached(root, "log_mel", [FORMAT, *states], make)["spectrograms"]
@@ -125,15 +166,25 @@ def read_clip(file: Path) -> np.ndarray:
     """The first second of a WAV file, (RATE,) float32 in -1 .. 1; channels are averaged."""
     try:
         with wave.open(str(file)) as f:
-            rate, width, channels, frames = f.getframerate(), f.getsampwidth(), f.getnchannels(), f.getnframes()
+            rate, width, channels, frames = (
+                f.getframerate(),
+                f.getsampwidth(),
+                f.getnchannels(),
+                f.getnframes(),
+            )
             content = f.readframes(frames)
     except (wave.Error, EOFError) as error:
         raise UserError(f"data_dir: {file}: not a complete WAV file ({error})") from None
     if width not in (1, 2) or not frames or len(content) < frames * width * channels:
-        raise UserError(f"data_dir: {file}: not a complete WAV file of 8 or 16 bits: {len(content)} bytes for {frames} "
-                        f"samples of {8 * width} bits")
-    samples = np.frombuffer(content, "<i2").astype(np.float32) / 32768 if width == 2 \
+        raise UserError(
+            f"data_dir: {file}: not a complete WAV file of 8 or 16 bits: {len(content)} bytes for {frames} "
+            f"samples of {8 * width} bits"
+        )
+    samples = (
+        np.frombuffer(content, "<i2").astype(np.float32) / 32768
+        if width == 2
         else np.frombuffer(content, np.uint8).astype(np.float32) / 128 - 1
+    )
     sound = samples.reshape(-1, channels).mean(axis=1)
     if rate != RATE:
         sound = resample_poly(sound, RATE, rate).astype(np.float32)
@@ -142,8 +193,15 @@ def read_clip(file: Path) -> np.ndarray:
 
 def log_mel(sound: torch.Tensor) -> torch.Tensor:
     """Spectrograms in dB below each one's loudest: (n, RATE) -> (n, BANDS, RATE // HOP + 1)."""
-    spectrum = torch.stft(sound, WINDOW, HOP, window=torch.hann_window(WINDOW), center=True, pad_mode="constant",
-                          return_complex=True)  # (n, WINDOW / 2 + 1, frames)
+    spectrum = torch.stft(
+        sound,
+        WINDOW,
+        HOP,
+        window=torch.hann_window(WINDOW),
+        center=True,
+        pad_mode="constant",
+        return_complex=True,
+    )  # (n, WINDOW / 2 + 1, frames)
     power = spectrum.real.square() + spectrum.imag.square()
     decibels = 10 * torch.log10((mel_bands() @ power).clamp_min(1e-10))
     return (decibels - decibels.amax(dim=(1, 2), keepdim=True)).clamp_min(-FLOOR_DB)
@@ -155,7 +213,10 @@ def mel_bands() -> torch.Tensor:
     frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
     corners = _hertz(np.linspace(0, _mel(RATE / 2), BANDS + 2))
     left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
-    rising, falling = (frequencies - left) / (centre - left), (right - frequencies) / (right - centre)
+    rising, falling = (
+        (frequencies - left) / (centre - left),
+        (right - frequencies) / (right - centre),
+    )
     triangles = np.maximum(0, np.minimum(rising, falling))
     return torch.from_numpy((triangles * 2 / (right - left)).astype(np.float32))
 

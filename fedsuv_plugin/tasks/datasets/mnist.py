@@ -6,6 +6,7 @@ Source: Y. LeCun, C. Cortes, C. J. C. Burges. "The MNIST database of handwritten
 MNIST itself does not say who wrote a digit. Where a FedScale client map does (<data_dir>/client_data_mapping/train.csv,
 one row per training image in the official order; writers are known from QMNIST), the writers are natural clients.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -23,9 +24,18 @@ from fedsuv_plugin.tasks.sources import Download, Source
 
 
 def idx_source(about: str, urls: tuple[str, ...], raw: str, md5: tuple[str, ...]) -> Source:
-    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    return Source(about, tuple(Download(tuple(url + name for url in urls), f"{raw}/{name}", f"md5:{digest}")
-                               for name, digest in zip(names, md5, strict=True)))
+    names = [
+        f"{part}-{kind}-ubyte.gz"
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+    return Source(
+        about,
+        tuple(
+            Download(tuple(url + name for url in urls), f"{raw}/{name}", f"md5:{digest}")
+            for name, digest in zip(names, md5, strict=True)
+        ),
+    )
 
 
 @DATASETS.add("Mnist")
@@ -35,27 +45,45 @@ class Mnist(Images):
     clients = "writers, with a client map"
     mean, std = (0.1307,), (0.3081,)
     source = idx_source(
-        "yann.lecun.com/exdb/mnist", ("https://ossci-datasets.s3.amazonaws.com/mnist/",
-                                      "http://yann.lecun.com/exdb/mnist/"), raw,
-        ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
-         "9fb629c4189551a2d022fa330f9573f3", "ec29112dd5afa0611ce80d1b7f02629c"))
+        "yann.lecun.com/exdb/mnist",
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+        raw,
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    )
 
     def load(self) -> Splits:
         raw = self.root() / self.raw
-        parts = [read_idx(raw / f"{part}-{kind}-ubyte")
-                 for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+        parts = [
+            read_idx(raw / f"{part}-{kind}-ubyte")
+            for part in ("train", "t10k")
+            for kind in ("images-idx3", "labels-idx1")
+        ]
         train_x, train_y, test_x, test_y = (torch.from_numpy(part) for part in parts)
-        return Splits(train_x.unsqueeze(1), train_y.long(), test_x.unsqueeze(1), test_y.long(),
-                      self._owner(parts[1]))
+        return Splits(
+            train_x.unsqueeze(1),
+            train_y.long(),
+            test_x.unsqueeze(1),
+            test_y.long(),
+            self._owner(parts[1]),
+        )
 
     def _owner(self, labels: np.ndarray) -> np.ndarray | None:
         file = self.root() / CLIENT_MAP.format(part="train")
         if self.config.partition != "natural" or not self.clients or not file.is_file():
-            return None  # a map that nobody asked for may be of any kind, e.g. of some of the images
+            return (
+                None  # a map that nobody asked for may be of any kind, e.g. of some of the images
+            )
         of = read_client_map(file, self.classes)
         if not np.array_equal(of.labels, labels):
-            raise UserError(f"data_dir: {file}: expected the labels of the {len(labels)} training images, in their "
-                            "order; the map belongs to other data")
+            raise UserError(
+                f"data_dir: {file}: expected the labels of the {len(labels)} training images, in their "
+                "order; the map belongs to other data"
+            )
         return numbered(of.clients)
 
 
@@ -70,7 +98,7 @@ def read_idx(path: Path) -> np.ndarray:
         raise UserError(f"data_dir: {packed}: not a complete gzip file ({error})") from None
     dimensions = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     start = 4 + 4 * dimensions
-    shape = [int.from_bytes(content[i:i + 4], "big") for i in range(4, start, 4)]
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if not dimensions or len(content) != start + math.prod(shape):
         raise UserError(f"data_dir: {path}: not a complete IDX file of unsigned bytes")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()

@@ -12,6 +12,7 @@ Source: S. Caldas et al. "LEAF: A Benchmark for Federated Settings." arXiv:1812.
 Classes and vocabulary are LEAF's 80 characters. Others are read as blanks, LEAF's sign for an unknown character; runs
 of blanks in roles.jsonl count as one, as LEAF has it.
 """
+
 from __future__ import annotations
 
 import json
@@ -28,8 +29,10 @@ from fedsuv_plugin.tasks.sources import Source
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
-TEST_SHARE = 5       # one in so many characters of a role
-_CODES = np.full(256, ALPHABET.index(" "), np.uint8)  # by code point; the last stands for all beyond
+TEST_SHARE = 5  # one in so many characters of a role
+_CODES = np.full(
+    256, ALPHABET.index(" "), np.uint8
+)  # by code point; the last stands for all beyond
 _CODES[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 
@@ -40,7 +43,8 @@ class Shakespeare(DataSet):
     source = Source(
         "github.com/TalwalkarLab/leaf, data/shakespeare",
         by_hand="in data/shakespeare of github.com/TalwalkarLab/leaf run `./preprocess.sh -k 50 -t sample --tf 0.8` "
-                "and put the folder data that it fills into {folder}; or put a roles.jsonl of play, role, text there")
+        "and put the folder data that it fills into {folder}; or put a roles.jsonl of play, role, text there",
+    )
 
     def load(self) -> Splits:
         root = self.root()
@@ -51,15 +55,26 @@ class Shakespeare(DataSet):
         elif roles.is_file():
             texts = _texts(roles)
             borders = [len(text) - len(text) // TEST_SHARE for text in texts]
-            x, y, owner = _windows([text[:border] for text, border in zip(texts, borders, strict=True)], 1)
-            test_x, test_y, _ = _windows([text[border:] for text, border in zip(texts, borders, strict=True)], LENGTH)
+            x, y, owner = _windows(
+                [text[:border] for text, border in zip(texts, borders, strict=True)], 1
+            )
+            test_x, test_y, _ = _windows(
+                [text[border:] for text, border in zip(texts, borders, strict=True)], LENGTH
+            )
         else:
             raise missing(f"{roles}, nor {root / 'data' / 'train'}/*.json (LEAF's layout)")
         if not len(y) or not len(test_y):
-            raise UserError(f"data_dir: {root}: expected roles of at least {(LENGTH + 1) * TEST_SHARE} characters")
+            raise UserError(
+                f"data_dir: {root}: expected roles of at least {(LENGTH + 1) * TEST_SHARE} characters"
+            )
         # Roles too short for a sample are no clients: the others are numbered without them.
-        return Splits(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(test_x), torch.from_numpy(test_y),
-                      np.unique(owner, return_inverse=True)[1])
+        return Splits(
+            torch.from_numpy(x),
+            torch.from_numpy(y),
+            torch.from_numpy(test_x),
+            torch.from_numpy(test_y),
+            np.unique(owner, return_inverse=True)[1],
+        )
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
         return x.long()
@@ -67,7 +82,9 @@ class Shakespeare(DataSet):
 
 def encode(text: str) -> np.ndarray:
     """Character numbers (n,) uint8; those outside the alphabet become blanks."""
-    return _CODES[np.minimum(np.frombuffer(text.encode("utf-32-le", "replace"), "<u4"), len(_CODES) - 1)]
+    return _CODES[
+        np.minimum(np.frombuffer(text.encode("utf-32-le", "replace"), "<u4"), len(_CODES) - 1)
+    ]
 
 
 def _texts(file: Path) -> list[np.ndarray]:
@@ -77,15 +94,20 @@ def _texts(file: Path) -> list[np.ndarray]:
             for line in f:
                 texts.append(encode(re.sub("  +", " ", json.loads(line)["text"])))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"data_dir: {file}: line {len(texts) + 1}: expected an object with play, role and text "
-                        f"({error!r})") from None
+        raise UserError(
+            f"data_dir: {file}: line {len(texts) + 1}: expected an object with play, role and text "
+            f"({error!r})"
+        ) from None
     return texts
 
 
 def _windows(texts: list[np.ndarray], stride: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Samples (n, LENGTH) uint8, their next characters (n,) int64, and the text each comes from (n,)."""
-    windows = [np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::stride] for text in texts
-               if len(text) > LENGTH]
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::stride]
+        for text in texts
+        if len(text) > LENGTH
+    ]
     of = [i for i, text in enumerate(texts) if len(text) > LENGTH]
     if not windows:
         return np.empty((0, LENGTH), np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
@@ -98,10 +120,17 @@ def _leaf(root: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     users, x, y = [], list[str](), list[str]()
     for user, sequences, following in read_leaf(root, part, LENGTH):
         if not all(isinstance(text, str) for text in sequences) or any(
-                not isinstance(text, str) or len(text) != 1 for text in following):
-            raise UserError(f"data_dir: {root}: user {user}: expected texts of {LENGTH} characters and for each the "
-                            "next one")
+            not isinstance(text, str) or len(text) != 1 for text in following
+        ):
+            raise UserError(
+                f"data_dir: {root}: user {user}: expected texts of {LENGTH} characters and for each the "
+                "next one"
+            )
         users += [user] * len(following)
         x += sequences
         y += following
-    return encode("".join(x)).reshape(-1, LENGTH), encode("".join(y)).astype(np.int64), numbered(users)
+    return (
+        encode("".join(x)).reshape(-1, LENGTH),
+        encode("".join(y)).astype(np.int64),
+        numbered(users),
+    )

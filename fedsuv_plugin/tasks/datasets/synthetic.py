@@ -2,6 +2,7 @@
 
 Made for tests and for timing: any size, no files. The world depends on the job's seed.
 """
+
 from __future__ import annotations
 
 import numpy as np

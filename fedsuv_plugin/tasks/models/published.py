@@ -1,4 +1,5 @@
 """The small networks of the papers. Each says what its paper gives; the rest is filled in as stated."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -40,19 +41,35 @@ def pczfl_cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
     return _convolutions(config, shape, classes, kernels=(32, 64), width=5, dense=512)
 
 
-def _convolutions(config: JobConfig, shape: tuple[int, ...], classes: int, kernels: tuple[int, ...], width: int,
-                  dense: int) -> nn.Module:
+def _convolutions(
+    config: JobConfig,
+    shape: tuple[int, ...],
+    classes: int,
+    kernels: tuple[int, ...],
+    width: int,
+    dense: int,
+) -> nn.Module:
     """Padded convolutions, each with ReLU and halved by max-pooling, then a dense layer."""
     require(len(shape) == 3, "model", f"a data set of images for {config.model}", shape)
     channels, height, breadth = shape
     least = 2 ** len(kernels)
-    require(min(height, breadth) >= least, "model", f"images from {least} x {least} up for {config.model}", shape)
+    require(
+        min(height, breadth) >= least,
+        "model",
+        f"images from {least} x {least} up for {config.model}",
+        shape,
+    )
     layers: list[nn.Module] = []
     for n in kernels:
         layers += [nn.Conv2d(channels, n, width, padding=width // 2), nn.ReLU(), nn.MaxPool2d(2)]
         channels, height, breadth = n, height // 2, breadth // 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * breadth, dense), nn.ReLU(),
-                         nn.Linear(dense, classes))
+    return nn.Sequential(
+        *layers,
+        nn.Flatten(),
+        nn.Linear(channels * height * breadth, dense),
+        nn.ReLU(),
+        nn.Linear(dense, classes),
+    )
 
 
 @MODELS.add("char_lstm")

@@ -1,4 +1,5 @@
 """Small models: logistic regression, linear SVM, multi-layer perceptron, a small convolutional network."""
+
 from __future__ import annotations
 
 import math
@@ -45,6 +46,14 @@ def cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
     require(len(shape) == 3, "model", "a data set of images for cnn", shape)
     channels, height, width = shape
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), 64), nn.ReLU(), nn.Linear(64, classes))
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), 64),
+        nn.ReLU(),
+        nn.Linear(64, classes),
+    )

@@ -6,6 +6,7 @@ They are made for photographs of 224 pixels and colour. ResNets, MobileNet-V2 an
   out: 32 x 32 pixels would otherwise be 8 x 8 before the first block. Larger inputs keep torchvision's.
 All others are as torchvision has them, and grey images are repeated over three channels.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -43,7 +44,11 @@ def import_torchvision() -> ModuleType:
 
 
 SMALL = 64  # pixels
-FIRST = {"ResNet": "conv1", "MobileNetV2": "features.0.0", "ShuffleNetV2": "conv1.0"}  # family -> first convolution
+FIRST = {
+    "ResNet": "conv1",
+    "MobileNetV2": "features.0.0",
+    "ShuffleNetV2": "conv1.0",
+}  # family -> first convolution
 
 
 class AsColour(torch.nn.Module):
@@ -61,7 +66,9 @@ def torchvision_names() -> frozenset[str]:
 
 def build_torchvision(config: JobConfig, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     require(len(shape) == 3, "model", f"a data set of images for {config.model}", shape)
-    model: torch.nn.Module = import_torchvision().models.get_model(config.model, weights=None, num_classes=classes)
+    model: torch.nn.Module = import_torchvision().models.get_model(
+        config.model, weights=None, num_classes=classes
+    )
     if type(model).__name__ not in FIRST:
         return torch.nn.Sequential(AsColour(), model)
     small = max(shape[1:]) <= SMALL
@@ -75,8 +82,11 @@ def build_torchvision(config: JobConfig, shape: tuple[int, ...], classes: int) -
 def _replace_first(model: torch.nn.Module, path: str, channels: int, small: bool) -> None:
     old = model.get_submodule(path)
     assert isinstance(old, torch.nn.Conv2d)
-    geometry: dict[str, Any] = {"kernel_size": 3, "stride": 1, "padding": 1} if small else {
-        "kernel_size": old.kernel_size, "stride": old.stride, "padding": old.padding}
+    geometry: dict[str, Any] = (
+        {"kernel_size": 3, "stride": 1, "padding": 1}
+        if small
+        else {"kernel_size": old.kernel_size, "stride": old.stride, "padding": old.padding}
+    )
     new = torch.nn.Conv2d(channels, old.out_channels, bias=False, **geometry)
     if type(model).__name__ != "ShuffleNetV2":  # which leaves PyTorch's own start
         torch.nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
