@@ -169,7 +169,7 @@ def describe(declaration: Field[Any], allowed: tuple[type, ...] | None = None) -
     return text + (" or none" if type(None) in allowed else "")
 
 
-def explain(cls: type[Params], prefix: str = "") -> list[tuple[str, str, str, str]]:
+def parameter_rows(cls: type[Params], prefix: str = "") -> list[tuple[str, str, str, str]]:
     """(name, default, allowed values, help) of every parameter, for tables."""
     return [
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.output import replace_file
+from fedsuv_plugin.atomic_file import replace_file
 
 
 @contextmanager

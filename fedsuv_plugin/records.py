@@ -26,9 +26,11 @@ from typing import IO, Any
 import yaml
 
 from fedsuv_plugin import safe_pickle
-from fedsuv_plugin.config import Job, load_job
+from fedsuv_plugin.atomic_file import replace_file
+from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.output import replace_file
 
 PACKAGES = (
     "fedsuv_plugin",
@@ -47,7 +49,7 @@ CHECKPOINT_FORMAT = 1
 class RunDirectory:
     """Appends records as they come; a line half-written by a killed job is dropped when the job resumes."""
 
-    def __init__(self, path: Path, job: Job):
+    def __init__(self, path: Path, job: ResolvedJob):
         self.path, self.job = path, job
         self.events = path / "tensorboard"
         self._checkpoint = path / "checkpoint" / "state.pkl"
@@ -71,11 +73,14 @@ class RunDirectory:
                 raise UserError(
                     f"{parent / name}: this run directory exists already; pass another time_stamp"
                 )
-        run = cls(parent / name, job)
+        run = cls(parent / name, resolve(job))
         _write(
             run.path / "config.yml",
             yaml.safe_dump(
-                {**job.cluster, "job_conf": [{key: value} for key, value in job.flat().items()]},
+                {
+                    **run.job.cluster,
+                    "job_conf": [{key: value} for key, value in run.job.flat().items()],
+                },
                 sort_keys=False,
             ),
         )
@@ -87,7 +92,7 @@ class RunDirectory:
         path = Path(path)
         if not (path / "config.yml").is_file():
             raise UserError(f"{path}: not a run directory (it has no config.yml)")
-        return cls(path, load_job(path / "config.yml", overrides))
+        return cls(path, resolve(load_job(path / "config.yml", overrides)))
 
     # ---- records
 

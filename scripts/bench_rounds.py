@@ -28,7 +28,7 @@ EXECUTORS = 2
 
 
 def bench_job(folder: str, rounds: int, threads: int) -> Any:
-    from fedsuv_plugin.config import make_job
+    from fedsuv_plugin.config.job import make_job
 
     return make_job(
         {
@@ -58,7 +58,7 @@ def bare_loop(job: Any) -> list[float]:
     """FedAvg with nothing around it: the seconds of every round."""
     import torch
 
-    from fedsuv_plugin.tasks import FederatedData, initial_model
+    from fedsuv_plugin.tasks.federated_data import FederatedData, initial_model
 
     torch.set_num_threads(job.config.torch_threads)
     data, model, config = (
@@ -114,7 +114,7 @@ def ours(job: Any, launcher: str) -> list[float]:
 
 
 def stock(folder: Path, rounds: int, threads: int) -> list[float]:
-    from fedsuv_plugin.engine.processes import free_port
+    from fedsuv_plugin.engine.launchers.processes import free_port
 
     map_file = folder / "map.csv"
     with map_file.open("w", newline="") as file:

@@ -31,15 +31,10 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.selectors.base import (
-    ACCURACY_GAIN,
-    ClientTable,
-    RoundOutcome,
-    RoundView,
-    Selector,
-)
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
+from fedsuv_plugin.selectors.signals import ACCURACY_GAIN
 
 COHORT = 20
 BUNDLED = "bundled oort"

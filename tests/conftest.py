@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsuv_plugin import registry
-from fedsuv_plugin.config import Job, make_job
+from fedsuv_plugin import named
+from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.job import run_job
 from fedsuv_plugin.records import RunDirectory
@@ -103,9 +103,9 @@ def same_records(one: Path, other: Path) -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, manager: type[SelectorClientManager]) -> None:
     """A client manager of a test, registered under its selector's name in this process."""
-    original, name = registry.client_manager_class, manager.selector_class.name
+    original, name = named.client_manager_class, manager.selector_class.name
     monkeypatch.setattr(
-        registry,
+        named,
         "client_manager_class",
         lambda wanted, points=None: manager if wanted == name else original(wanted, points),
     )

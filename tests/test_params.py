@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.params import Params, explain, param, parse_assignment
+from fedsuv_plugin.params import Params, param, parameter_rows, parse_assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,12 @@ def test_a_bad_value_says_what_was_expected_and_what_came(
 
 
 def test_the_declaration_is_the_help() -> None:
-    assert explain(Toy, "toy.")[2] == ("toy.rate", "none", "a number > 0 or none", "how fast")
+    assert parameter_rows(Toy, "toy.")[2] == (
+        "toy.rate",
+        "none",
+        "a number > 0 or none",
+        "how fast",
+    )
 
 
 def test_assignments() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import Killed, records
 
-from fedsuv_plugin.config import Job
+from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.job import run_job
 from fedsuv_plugin.records import RunDirectory

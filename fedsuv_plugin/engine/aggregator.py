@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from fedsuv_plugin import registry, safe_pickle
-from fedsuv_plugin.config import Job, from_argv
-from fedsuv_plugin.engine.channel import CLIENT_PROBE, NOTHING, Completion, Event
+from fedsuv_plugin import named, safe_pickle
+from fedsuv_plugin.config.argv import from_argv
+from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.client_manager import Question, SelectorClientManager
+from fedsuv_plugin.engine.grpc_service import CLIENT_PROBE, NOTHING, Completion, Event
 from fedsuv_plugin.engine.model import Average, ModelAdapter, flat
 from fedsuv_plugin.engine.public_loss import PublicLoss
 from fedsuv_plugin.engine.stock import (
@@ -40,8 +41,14 @@ from fedsuv_plugin.engine.stock import (
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.records import RunDirectory
-from fedsuv_plugin.selectors.base import DIRECTION, GLOBAL_ACCURACY, OPINIONS, PUBLIC_LOSS, WEIGHTS
-from fedsuv_plugin.tasks import initial_model, kbit, public_set
+from fedsuv_plugin.selectors.signals import (
+    DIRECTION,
+    GLOBAL_ACCURACY,
+    OPINIONS,
+    PUBLIC_LOSS,
+    WEIGHTS,
+)
+from fedsuv_plugin.tasks.federated_data import initial_model, kbit, public_set
 from fedsuv_plugin.traces.clock import Settlement, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.population import load_population
 
@@ -91,7 +98,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._public_loss: PublicLoss | None = None
 
     def init_client_manager(self, args: Namespace) -> Any:
-        return registry.client_manager_class(args.sample_mode)(args.sample_mode, args=args)
+        return named.client_manager_class(args.sample_mode)(args.sample_mode, args=args)
 
     def setup_env(self) -> None:
         torch.set_num_threads(self.config.torch_threads)
@@ -243,9 +250,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._register_clients()
         self._resume()
         if PUBLIC_LOSS in self.args.needs:
-            self._public_loss = PublicLoss(
-                self.config, public_set(self.config, self.args.public_fraction)
-            )
+            self._public_loss = PublicLoss(self.config, public_set(self.config))
         self._judge(due=self.round == 0)
         while self.round < self.config.rounds and not self.stop_after_round.is_set():
             self._one_round()
@@ -394,7 +399,9 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
         def keep(result: dict[str, Any]) -> None:
             client, answer = result["client_id"], result["answer"]
-            answers[client] = manager.stream_answer(client, answer) if question.stream else answer
+            answers[client] = (
+                manager.stream_answer(client, answer) if question.one_by_one else answer
+            )
 
         self._run_tasks(CLIENT_PROBE, question.clients, keep, kind=question.kind)
         return answers

@@ -13,8 +13,8 @@ import torch
 from fedsuv_plugin.engine.model import ModelAdapter, flat
 from fedsuv_plugin.engine.stock import TorchClient
 from fedsuv_plugin.randomness import torch_seed
-from fedsuv_plugin.selectors import base as signal
-from fedsuv_plugin.tasks import Samples
+from fedsuv_plugin.selectors import signals as signal
+from fedsuv_plugin.tasks.federated_data import Samples
 from fedsuv_plugin.tasks.models import sample_losses
 
 BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)

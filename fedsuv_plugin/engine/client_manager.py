@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from fedscale.cloud.client_manager import ClientManager
 
-from fedsuv_plugin import registry
+from fedsuv_plugin import named
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundOutcome, RoundView, Selector
@@ -30,7 +30,7 @@ class Question(NamedTuple):
 
     kind: str
     clients: list[int]
-    stream: bool
+    one_by_one: bool
     more: bool
 
 
@@ -117,17 +117,12 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     def _params(self, selector: type[Selector], name: str) -> Params:
         """The job's `<name>.<parameter>` keys, checked."""
-        return selector.Params.from_mapping(
-            {
-                key.partition(".")[2]: value
-                for key, value in vars(self.args).items()
-                if key.startswith(f"{name}.")
-            }
-        )
+        params: Params = getattr(self.args, "selector_params", {}).get(name) or selector.Params()
+        return params
 
     def _make(self, rng: np.random.Generator) -> Selector:
         """The selector; one that is put around another gets that one, which has its own parameters and randomness."""
-        wrapped = registry.inner_of(self.selector_class, self.params)
+        wrapped = named.inner_of(self.selector_class, self.params)
         if wrapped is None:
             return self.selector_class(self.params, self.clients, rng)
         name, inner = wrapped
@@ -224,7 +219,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             None
             if probe is None
             else Question(
-                probe.kind, self.clients.ids[probe.rows].tolist(), probe.stream, probe.more
+                probe.kind, self.clients.ids[probe.rows].tolist(), probe.one_by_one, probe.more
             )
         )
 

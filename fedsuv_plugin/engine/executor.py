@@ -16,20 +16,21 @@ import grpc
 import numpy as np
 import torch
 
-from fedsuv_plugin.config import Job, from_argv
+from fedsuv_plugin.config.argv import from_argv
+from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine import fedscale_env
-from fedsuv_plugin.engine.channel import (
+from fedsuv_plugin.engine.client import PluginClient, accuracies, evaluate
+from fedsuv_plugin.engine.grpc_service import (
     CLIENT_PROBE,
     Completion,
     Event,
     GrpcChannel,
     LoopbackChannel,
 )
-from fedsuv_plugin.engine.client import PluginClient, accuracies, evaluate
 from fedsuv_plugin.engine.stock import Executor, commons
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors import base as signal
-from fedsuv_plugin.tasks import FederatedData, Samples, initial_model
+from fedsuv_plugin.selectors import signals as signal
+from fedsuv_plugin.tasks.federated_data import FederatedData, Samples, initial_model
 
 CLIENTS_AT_ONCE = 1000  # clients whose held-out data are evaluated end to end ...
 SAMPLES_AT_ONCE = 4096  # ... so many samples at a time
@@ -66,9 +67,6 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
         data = FederatedData(
             self.job.config,
             self.device,
-            self.args.holdout_fraction,
-            self.args.interview_fraction,
-            self.args.public_fraction,
         )
         return data, data.test
 
@@ -192,6 +190,7 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
 
 def main(argv: list[str]) -> int:
     """An executor process; what goes wrong goes to stderr and the exit code."""
+    from fedsuv_plugin.config.resolved import resolve
     from fedsuv_plugin.job import fedscale_args
 
     logging.basicConfig(
@@ -199,7 +198,8 @@ def main(argv: list[str]) -> int:
     )
     try:
         job, place = from_argv(argv)
-        PluginExecutor(job, fedscale_args(job, place)).run()
+        resolved = resolve(job)
+        PluginExecutor(resolved, fedscale_args(resolved, place)).run()
     except UserError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2

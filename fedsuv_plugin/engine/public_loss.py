@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from fedsuv_plugin.engine.client import evaluate
-from fedsuv_plugin.tasks import Samples, initial_model
+from fedsuv_plugin.tasks.federated_data import Samples, initial_model
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.config import JobConfig
+    from fedsuv_plugin.config.keys import JobConfig
 
 BATCH = 1024  # samples per forward pass
 

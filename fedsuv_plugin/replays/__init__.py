@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from fedsuv_plugin.catalogue import Catalogue
-from fedsuv_plugin.output import columns, markdown, replace_file
+from fedsuv_plugin.atomic_file import replace_file
+from fedsuv_plugin.named import Catalogue
 from fedsuv_plugin.params import NoParams
 from fedsuv_plugin.params import Params as AnyParams
+from fedsuv_plugin.tables import columns, markdown
 
 Say = Callable[[str], None]  # progress, a line at a time
 T = TypeVar("T")

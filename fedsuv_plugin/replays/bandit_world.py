@@ -11,13 +11,8 @@ import numpy as np
 
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.selectors.base import (
-    ACCURACY_GAIN,
-    ClientTable,
-    RoundOutcome,
-    RoundView,
-    Selector,
-)
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.signals import ACCURACY_GAIN
 
 ON_TIME, LATE = 1.0, 2.0  # seconds of a client that makes the deadline, and of one that misses it
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin import registry
+from fedsuv_plugin import named
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import picture
 from fedsuv_plugin.randomness import stream
@@ -65,7 +65,7 @@ def make_world(params: Fig6Params, seed: int) -> World:
 
 
 def play_case(case: Case) -> Play:
-    selector = registry.client_manager_class(case.selector).selector_class  # type: ignore[attr-defined]
+    selector = named.client_manager_class(case.selector).selector_class  # type: ignore[attr-defined]
     return play(
         make_world(case.params, case.seed),
         selector,

@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsuv_plugin.config import Job, Place, load_job
+from fedsuv_plugin.config.argv import Place
+from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, picture
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS
 from fedsuv_plugin.selectors.filfl import HOPELESS, Filtering, dgf, greedy_filter, rgf
-from fedsuv_plugin.tasks import FederatedData, data_set, initial_model, public_set
+from fedsuv_plugin.tasks.federated_data import FederatedData, data_set, initial_model, public_set
 
 PAPER_RATIO = 0.96
 LINES = {
@@ -65,7 +67,7 @@ class Case:
 class Federation:
     """The clients of a job and its server, without the rounds."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: ResolvedJob):
         from fedsuv_plugin.engine.client import PluginClient
         from fedsuv_plugin.engine.model import flat
         from fedsuv_plugin.engine.public_loss import PublicLoss
@@ -73,18 +75,14 @@ class Federation:
 
         torch.set_num_threads(job.config.torch_threads)
         self._args = fedscale_args(job, Place())
-        self._data = FederatedData(
-            job.config, torch.device("cpu"), public=self._args.public_fraction
-        )
+        self._data = FederatedData(job.config, torch.device("cpu"))
         self._client, self._flat, self._model = (
             PluginClient(self._args),
             flat,
             initial_model(job.config),
         )
         self.weights = flat(self._model.parameters())  # (p,) of the global model
-        self.loss: Callable[[np.ndarray], float] = PublicLoss(
-            job.config, public_set(job.config, self._args.public_fraction)
-        )
+        self.loss: Callable[[np.ndarray], float] = PublicLoss(job.config, public_set(job.config))
         self.guess = math.log(data_set(job.config).classes)
         self.clients = len(self._data.getSize()["size"])
 
@@ -120,7 +118,7 @@ def every_value(updates: np.ndarray, value: Callable[[np.ndarray, int], float]) 
 def run_case(case: Case) -> list[dict[str, Any]]:
     """The comparisons of one training."""
     params = case.params
-    world = Federation(load_job(params.config, {"seed": case.seed}))
+    world = Federation(resolve(load_job(params.config, {"seed": case.seed})))
     luck, found = stream(case.seed, "fig6"), []
     accept = dgf if case.variant == "dgf" else rgf(luck)
     for t in range(1, params.rounds + 1):

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.config import load_job
+from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
 from fedsuv_plugin.replays.jobs import CONFIGS, Records, last_mean, play_job
-from fedsuv_plugin.tasks import DEFAULT_CLIENTS, noisy_clients
+from fedsuv_plugin.tasks.federated_data import DEFAULT_CLIENTS, noisy_clients
 
 
 @dataclass(frozen=True, kw_only=True)

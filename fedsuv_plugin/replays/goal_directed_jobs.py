@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.config import load_job
+from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream

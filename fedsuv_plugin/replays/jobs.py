@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.config import load_job
+from fedsuv_plugin.config.job_file import load_job
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 Records = list[dict[str, Any]]

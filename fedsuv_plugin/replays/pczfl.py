@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin import registry
-from fedsuv_plugin.config import Job, load_job
+from fedsuv_plugin import named
+from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.errors import require
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
@@ -281,7 +282,7 @@ class Energy(Replay):
         params = self.params
         found: dict[str, dict[int, dict[str, Any]]] = {"pczfl": {}}
         self._play([Case("pczfl", seed, params) for seed in range(params.seeds)], found, say)
-        others = [name for name in params.selectors.split(",") if name in registry.installed()]
+        others = [name for name in params.selectors.split(",") if name in named.installed()]
         self._play(
             [
                 Case(name, seed, params, max(1, round(found["pczfl"][seed]["cohort"])))

@@ -1,7 +1,8 @@
 """The contract of a selector: arrays in, rows out.
 
-A row indexes the client table. A selector knows nothing of FedScale, files or clocks; it gets a view of the round,
-returns rows, and learns from the outcome. Everything random comes from the generator it is given.
+A row indexes the client table. A selector knows nothing of FedScale, files or clocks: it gets a
+view of the round, returns rows, and learns from the outcome. Everything random comes from the
+generator it is given.
 """
 
 from __future__ import annotations
@@ -16,27 +17,7 @@ import numpy as np
 
 from fedsuv_plugin.params import NoParams
 from fedsuv_plugin.params import Params as AnyParams
-
-# What a selector may ask of the clients beyond loss statistics; clients compute only what is asked for.
-ACCURACY_GAIN = "accuracy_gain"  # accuracy on the samples trained on, after minus before
-DIRECTION = "direction"  # (received weights - own weights) / learning rate, flat
-WEIGHTS = "weights"  # own weights after training, flat
-INTERVIEW_ACCURACY = "interview_accuracy"  # accuracy of the own model on the server's interview set
-OPINIONS = "opinions"  # accuracy of the received model on the client's own held-out data
-LOSS = "loss"  # mean loss of the received model on the client's own training data
-NEEDS = (ACCURACY_GAIN, DIRECTION, WEIGHTS, INTERVIEW_ACCURACY, OPINIONS, LOSS)
-PROBES = (
-    LOSS,
-    OPINIONS,
-    DIRECTION,
-    WEIGHTS,
-    INTERVIEW_ACCURACY,
-)  # what a probe may ask for, of the received model
-# What it may ask of the server.
-GLOBAL_ACCURACY = (
-    "global_accuracy"  # accuracy and loss of the global model on test data, every round
-)
-PUBLIC_LOSS = "public_loss"  # the loss of any parameters on the server's public set
+from fedsuv_plugin.selectors.signals import PROBES, refuse_unknown_signals
 
 
 @dataclass(frozen=True)
@@ -48,10 +29,9 @@ class ClientTable:
     round_samples: np.ndarray  # (n,) int64, distinct samples one participation trains on
     features: np.ndarray  # (n, d) float64, the trace's columns
     feature_names: tuple[str, ...]  # d names
-    expected_duration: np.ndarray  # (n,) float64, seconds of one participation without fluctuation
-    energy: (
-        np.ndarray
-    )  # (n,) float64, joules of one participation without fluctuation; 0 if unknown
+    # Seconds and joules of one participation without fluctuation; no joules are known: 0.
+    expected_duration: np.ndarray  # (n,) float64
+    energy: np.ndarray  # (n,) float64
     position: np.ndarray  # (n, 2) float64, metres in a square of 1 km
 
     def __len__(self) -> int:
@@ -60,16 +40,14 @@ class ClientTable:
 
 @dataclass(frozen=True)
 class Probe:
-    """A question to clients that trains nobody's model into the global one."""
+    """A question to clients whose answers go into no global model."""
 
-    kind: str  # one of PROBES
+    kind: str  # one of signals.PROBES
     rows: np.ndarray  # whom to ask
-    stream: bool = (
-        False  # answers go to `receive` one by one, in the order of rows, instead of being kept
-    )
-    more: bool = (
-        False  # `probe` wants to be called again, with this one's answer, before the selection
-    )
+    # Answers go to `receive`, one client at a time in the order of rows, and are not kept.
+    one_by_one: bool = False
+    # `probe` is called again, with this question's answer, before the selection.
+    more: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in PROBES:
@@ -78,11 +56,11 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
+    """What the clients said to a probe."""
+
     kind: str
     rows: np.ndarray  # (m,) those that answered with finite numbers
-    values: (
-        np.ndarray
-    )  # (m, p) for direction and weights, (m, 0) where they were streamed, else (m,)
+    values: np.ndarray  # (m, p) for flat parameters, (m, 0) where handed on one by one, else (m,)
 
 
 @dataclass(frozen=True)
@@ -98,51 +76,57 @@ class RoundView:
     seats: int | None = None  # the k of the coming `select`, where it is known
     accuracy: float | None = None  # of the current global model, where it was evaluated
     test_loss: float | None = None
-    weights: np.ndarray | None = (
-        None  # (p,) float32, global parameters; if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed
-    )
-    public_loss: Callable[[np.ndarray], float] | None = (
-        None  # parameters (p,) -> mean loss; if PUBLIC_LOSS is needed
-    )
+    # (p,) float32, the global parameters, if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed.
+    weights: np.ndarray | None = None
+    # Parameters (p,) -> mean loss on the public set, if PUBLIC_LOSS is needed.
+    public_loss: Callable[[np.ndarray], float] | None = None
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
     """What became of the cohort. Arrays are aligned with `rows`; no entry is NaN or infinite.
 
-    Where `valid` is False the client missed the round (too late, gone offline, or it sent rubbish) and what it would
-    have reported is 0."""
+    Where `valid` is False the client missed the round (too late, gone offline, or it sent
+    rubbish) and what it would have reported is 0."""
 
     round: int
     rows: np.ndarray  # (m,) asked
     valid: np.ndarray  # (m,) bool
     duration: np.ndarray  # (m,) seconds, also of those who missed the round
     loss: np.ndarray  # (m,) mean training loss
-    utility: (
-        np.ndarray
-    )  # (m,) |B| sqrt(mean squared sample loss), FedScale's and Oort's statistical utility
+    utility: np.ndarray  # (m,) |B| sqrt(mean squared sample loss): FedScale's and Oort's utility
     samples: np.ndarray  # (m,) distinct samples trained on
-    signals: dict[str, np.ndarray] = field(
-        default_factory=dict
-    )  # what was asked for in `needs`, (m,) or (m, p)
+    signals: dict[str, np.ndarray] = field(default_factory=dict)  # as in `needs`, (m,) or (m, p)
     accuracy: float | None = None  # of the global model after the round, where it was evaluated
     test_loss: float | None = None
 
 
 class Selector(ABC):
-    """Chooses the cohort of each round. Subclasses write `select`, usually `update`, and list their state."""
+    """Chooses the cohort of each round.
+
+    Subclasses write `select`, usually `update`, and list their state:
+
+    >>> class Slowest(Selector):
+    ...     name = "slowest"
+    ...     paper = "nobody's"
+    ...
+    ...     def select(self, view, k):
+    ...         seconds = view.clients.expected_duration[view.online]
+    ...         return view.online[best(seconds, k, self.rng)]
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]  # one line: authors, title, venue
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[str]] = frozenset()  # signals of every update, or from the server
+    probes: ClassVar[frozenset[str]] = frozenset()  # signals that `probe` may ask for
     Params: ClassVar[type[AnyParams]] = NoParams
-    time_slots: ClassVar[bool] = (
-        False  # keeps one cohort for several rounds, less those who are offline
-    )
-    free_cohort: bool = False  # its cohort may be smaller or larger than k; all of it is aggregated
-    state: ClassVar[
-        tuple[str, ...]
-    ] = ()  # attributes that are learned; `state_dict` carries them and the generator
+    time_slots: ClassVar[bool] = False  # keeps a cohort for several rounds, less who is offline
+    free_cohort: bool = False  # its cohort may have any size, and all of it is aggregated
+    state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; see `state_dict`
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_unknown_signals(cls.__name__, cls.needs, cls.probes)
 
     def __init__(self, params: AnyParams, clients: ClientTable, rng: np.random.Generator):
         self.params: Any = params
@@ -151,13 +135,15 @@ class Selector(ABC):
 
     @classmethod
     def required(cls, params: AnyParams) -> frozenset[str]:
-        """What clients and server must compute for this selector with these parameters."""
+        """Those of `needs` that matter with these parameters."""
         return cls.needs
 
     @classmethod
     def wraps(cls, params: AnyParams) -> str | None:
-        """The name of the selector this one is put around. It is made first, with its own parameters of the job, and
-        handed over as the last argument of the constructor; what it needs is computed as well."""
+        """The name of the selector this one is put around.
+
+        That one is made first, with its own parameters of the job, and handed over as the last
+        argument of the constructor; what it needs is computed as well."""
         return None
 
     def probe(self, view: RoundView) -> Probe | None:
@@ -165,18 +151,18 @@ class Selector(ABC):
         return None
 
     def receive(self, row: int, value: np.ndarray) -> None:
-        """One client's finite answer to a probe with stream=True."""
-        raise NotImplementedError(f"{self.name} asks for a stream and does not take it")
+        """One client's finite answer to a probe with one_by_one=True."""
+        raise NotImplementedError(f"{self.name} wants answers one by one and does not take them")
 
     def restart_model(self, view: RoundView) -> bool:
-        """Whether this round is to begin at the initial model; asked after the probe, before the selection."""
+        """Whether this round begins at the initial model; asked after the probe."""
         return False
 
     @abstractmethod
     def select(self, view: RoundView, k: int) -> np.ndarray:
         """min(k, online) distinct rows of view.online."""
 
-    def update(self, outcome: RoundOutcome) -> None:  # noqa: B027  one that learns nothing need not say so
+    def update(self, outcome: RoundOutcome) -> None:  # noqa: B027  not every selector learns
         """Learn from a finished round."""
 
     def explain(self) -> dict[str, np.ndarray]:
@@ -188,19 +174,24 @@ class Selector(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "rng": self.rng.bit_generator.state,
-            **{name: getattr(self, name) for name in self.state},
-        }
+        """Everything learned, and the generator: a job that is resumed continues exactly."""
+        learned = {name: getattr(self, name) for name in self.state}
+        return {"rng": self.rng.bit_generator.state, **learned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(state[name]))  # the state stays the giver's
+        for name in self.state:  # the state still belongs to the caller, so it is copied
+            setattr(self, name, copy.deepcopy(state[name]))
 
 
 def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions of the k highest scores, best first, ties broken at random. Expected time O(n + k log k)."""
+    """Positions of the k highest scores, best first, ties broken at random.
+
+    Expected time O(n + k log k).
+
+    >>> best(np.array([0.1, 0.9, 0.5]), 2, np.random.default_rng(0)).tolist()
+    [1, 2]
+    """
     n = len(scores)
     if k >= n:
         candidates = np.arange(n)
@@ -214,9 +205,9 @@ def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     return candidates[np.lexsort((rng.random(len(candidates)), -scores[candidates]))]
 
 
-def draw(weights: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions of a draw without replacement, each next one with probability proportional to its weight.
+def sample_by_weight(weights: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Positions drawn without replacement, each next one in proportion to its weight.
 
-    Exponential clocks of rate w ring in exactly that order, and weight / Exp(1) is one over the time of the first
-    ring. A weight of 0 never rings: those come last, in random order."""
+    Exponential clocks of rate w ring in exactly that order, and weight / Exp(1) is one over the
+    time of a clock's first ring. A weight of 0 never rings: those come last, in random order."""
     return best(weights / rng.standard_exponential(len(weights)), size, rng)

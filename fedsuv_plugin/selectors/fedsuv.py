@@ -44,18 +44,12 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import (
-    ACCURACY_GAIN,
-    ClientTable,
-    RoundOutcome,
-    RoundView,
-    Selector,
-    best,
-)
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.maths.gaussian_process import GaussianProcess
 from fedsuv_plugin.selectors.maths.linear_bandit import LinearBandit
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper, fit
 from fedsuv_plugin.selectors.maths.pareto import diagonals, surely_worse, take_out_dominated
+from fedsuv_plugin.selectors.signals import ACCURACY_GAIN
 
 HARDWARE = (
     "cpu_gflops",

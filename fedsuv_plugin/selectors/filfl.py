@@ -35,16 +35,9 @@ import numpy as np
 
 from fedsuv_plugin.params import Params as AnyParams
 from fedsuv_plugin.params import param
-from fedsuv_plugin.selectors.base import (
-    PUBLIC_LOSS,
-    WEIGHTS,
-    ClientTable,
-    Probe,
-    RoundOutcome,
-    RoundView,
-    Selector,
-)
+from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
+from fedsuv_plugin.selectors.signals import PUBLIC_LOSS, WEIGHTS
 
 HOPELESS = 1e6  # a loss that is not finite
 LARGEST = 1e30  # updates end here on arrival, so that no square of them overflows
@@ -84,6 +77,7 @@ class Filfl(Selector):
     name = "filfl"
     paper = "Fourati et al., FilFL: Client Filtering for Optimized Client Participation, ECAI 2024"
     needs = frozenset({PUBLIC_LOSS, WEIGHTS})
+    probes = frozenset({WEIGHTS})
     Params = FilflParams
     state = ("available", "filtered", "visited", "gains")
 
@@ -136,7 +130,7 @@ class Filfl(Selector):
         ):
             self._training, self._received = True, view.weights
             self.updates.clear()
-            return Probe(WEIGHTS, view.online, stream=True, more=True)
+            return Probe(WEIGHTS, view.online, one_by_one=True, more=True)
         self._settle(view)
         question = self.inner.probe(self._inner_view(view))
         self._inner_asks = question is not None

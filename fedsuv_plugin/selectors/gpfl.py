@@ -36,17 +36,9 @@ import numpy as np
 from scipy.special import softmax
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import (
-    DIRECTION,
-    GLOBAL_ACCURACY,
-    ClientTable,
-    Probe,
-    RoundOutcome,
-    RoundView,
-    Selector,
-    best,
-)
+from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
+from fedsuv_plugin.selectors.signals import DIRECTION, GLOBAL_ACCURACY
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MB = 2**20
@@ -75,6 +67,7 @@ class Gpfl(Selector):
         "Na et al., GPFL: A Gradient Projection-Based Client Selection Framework, arXiv:2403.17833"
     )
     needs = frozenset({DIRECTION, GLOBAL_ACCURACY})
+    probes = frozenset({DIRECTION})
     Params = GpflParams
     state = (
         "projection",
@@ -117,14 +110,14 @@ class Gpfl(Selector):
         ):  # the second pass: now g is known, and only projections are left to work out
             self._find_first_direction(self._start)
             self._start = None
-            return Probe(DIRECTION, view.online, stream=True)
+            return Probe(DIRECTION, view.online, one_by_one=True)
         if self.probed or not len(view.online):
             return None
         room = len(view.online)
         if view.weights is not None:
             room = self.params.directions_budget_mb * MB // (4 * max(1, len(view.weights)))
         self.probed, self._start = True, FirstDirections(max(1, room))
-        return Probe(DIRECTION, view.online, stream=True, more=len(view.online) > room)
+        return Probe(DIRECTION, view.online, one_by_one=True, more=len(view.online) > room)
 
     def receive(self, row: int, value: np.ndarray) -> None:
         if self._start is not None:

@@ -25,15 +25,8 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import (
-    INTERVIEW_ACCURACY,
-    ClientTable,
-    Probe,
-    RoundOutcome,
-    RoundView,
-    Selector,
-    best,
-)
+from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +51,7 @@ class PCZFL(Selector):
     name = "pczfl"
     paper = "PCZFL: Optimizing Federated Learning Client Selection via Multi-Objective Contextual Bandits, under review"
     needs = frozenset({INTERVIEW_ACCURACY})
+    probes = frozenset({INTERVIEW_ACCURACY})
     Params = PCZFLParams
     free_cohort = True
     state = ("context", "started", "ball", "centre", "radius", "mean", "count")

@@ -23,14 +23,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import (
-    OPINIONS,
-    ClientTable,
-    Probe,
-    ProbeAnswer,
-    RoundView,
-    Selector,
-)
+from fedsuv_plugin.selectors.base import ClientTable, Probe, ProbeAnswer, RoundView, Selector
+from fedsuv_plugin.selectors.signals import OPINIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +45,7 @@ class TimeSlotSelector(Selector):
     it; for opinions before the first slot they set `opinions_first`."""
 
     time_slots = True
-    needs = frozenset({OPINIONS})
+    probes = frozenset({OPINIONS})
     state: ClassVar[tuple[str, ...]] = ("slot", "cohort", "rounds_played", "took_part", "heard")
     opinions_first = False
 

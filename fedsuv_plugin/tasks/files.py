@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.output import replace_file
 
 CLIENT_MAP = "client_data_mapping/{part}.csv"  # FedScale's, below a data set's folder
 LEAF_FILES = "data/{part}/*.json"  # LEAF's

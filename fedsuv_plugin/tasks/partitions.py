@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsuv_plugin.catalogue import Catalogue
+from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.output import replace_file
+from fedsuv_plugin.named import Catalogue
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin import safe_pickle
+from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.output import replace_file
 from fedsuv_plugin.params import refuse_unknown
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.fedscale_files import behaviour_of, capacity_of, trace_from

@@ -13,7 +13,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from fedsuv_plugin.output import figure, replace_file
+from fedsuv_plugin.atomic_file import replace_file
+from fedsuv_plugin.tables import short_number
 from fedsuv_plugin.traces.deadlines import Participations
 from fedsuv_plugin.traces.population import Population
 
@@ -133,7 +134,7 @@ def _deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None
         if np.isfinite(at):
             ax.plot([at, at], [0, share], color=GREY, linewidth=0.8, linestyle=":")
             ax.annotate(
-                f"{share:.0%} by {figure(at)} s",
+                f"{share:.0%} by {short_number(at)} s",
                 (at, share),
                 xytext=(6, -12),
                 textcoords="offset points",

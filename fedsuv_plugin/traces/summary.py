@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.output import columns, figure, markdown
+from fedsuv_plugin.tables import columns, markdown, short_number
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.files import read
 from fedsuv_plugin.traces.population import COLUMNS, Population
@@ -60,7 +60,7 @@ def _within(hour: int, time: np.ndarray) -> np.ndarray:
 
 def quantile_table(named: Sequence[Distribution]) -> str:
     rows = [
-        [what, *(figure(q) for q in np.percentile(values, QUANTILES))]
+        [what, *(short_number(q) for q in np.percentile(values, QUANTILES))]
         for what, values in named
         if len(values)
     ]
@@ -107,7 +107,7 @@ def comparison(population: Population, folder: str | Path) -> str:
 
 
 def _line(what: str, sample: str, values: np.ndarray) -> list[str]:
-    return [what, sample, *(figure(q) for q in np.percentile(values, QUANTILES))]
+    return [what, sample, *(short_number(q) for q in np.percentile(values, QUANTILES))]
 
 
 def real_latencies(folder: Path) -> np.ndarray:

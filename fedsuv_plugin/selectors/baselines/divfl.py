@@ -31,16 +31,9 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import (
-    DIRECTION,
-    ClientTable,
-    Probe,
-    RoundOutcome,
-    RoundView,
-    Selector,
-    best,
-)
+from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
+from fedsuv_plugin.selectors.signals import DIRECTION
 
 LARGEST = 1e30  # a sketch ends here on arrival, so that no square of it overflows
 BLOCK = 256  # columns of the distance matrix worked out at a time
@@ -76,6 +69,7 @@ class Divfl(Selector):
     name = "divfl"
     paper = "Balakrishnan et al., Diverse Client Selection for FL via Submodular Maximization, ICLR 2022"
     needs = frozenset({DIRECTION})
+    probes = frozenset({DIRECTION})
     Params = DivflParams
     state = ("sketch_seed", "sketches", "known", "approached")
 
@@ -97,7 +91,7 @@ class Divfl(Selector):
             else view.online[~self.approached[view.online]]
         )
         self.approached[rows] = True
-        return Probe(DIRECTION, rows, stream=True) if len(rows) else None
+        return Probe(DIRECTION, rows, one_by_one=True) if len(rows) else None
 
     def receive(self, row: int, value: np.ndarray) -> None:
         if self._sketch is None:

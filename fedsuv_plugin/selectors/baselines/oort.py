@@ -33,7 +33,14 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector, best, draw
+from fedsuv_plugin.selectors.base import (
+    ClientTable,
+    RoundOutcome,
+    RoundView,
+    Selector,
+    best,
+    sample_by_weight,
+)
 
 ABSURD = 100.0  # times the median reported utility; more than that is not believed
 LARGEST = 1e100  # utilities end here on arrival, so that no sum of them overflows
@@ -294,14 +301,14 @@ class Oort(Selector):
         near = np.flatnonzero(score >= self.params.cut_off_util * np.partition(score, place)[place])
         if len(near) <= 10 * seats:
             near = best(score, 10 * seats + 1, self.rng)
-        return rows[near[draw(score[near], seats, self.rng)]]
+        return rows[near[sample_by_weight(score[near], seats, self.rng)]]
 
     def _explore(self, rows: np.ndarray, reward: np.ndarray, seats: int) -> np.ndarray:
         """Draw new clients by size and speed among `sample_window` times the seats."""
         seats = min(seats, len(rows))
         value = self._punish_slow(rows, reward[rows])
         window = best(value, int(self.params.sample_window * seats), self.rng)
-        return rows[window[draw(value[window], seats, self.rng)]]
+        return rows[window[sample_by_weight(value[window], seats, self.rng)]]
 
     def _fill_up(self, explored: np.ndarray, blacklisted: np.ndarray, seats: int) -> np.ndarray:
         """The explored clients left over, highest score first, the blacklisted after all others. No unexplored one is

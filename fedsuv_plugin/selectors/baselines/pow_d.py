@@ -24,15 +24,15 @@ import numpy as np
 
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.selectors.base import (
-    LOSS,
     ClientTable,
     Probe,
     RoundOutcome,
     RoundView,
     Selector,
     best,
-    draw,
+    sample_by_weight,
 )
+from fedsuv_plugin.selectors.signals import LOSS
 
 CHOICE = 2  # candidates per seat, unless d says otherwise
 
@@ -50,7 +50,7 @@ class PowDParams(Params):
 class PowD(Selector):
     name = "pow_d"
     paper = "Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022"
-    needs = frozenset({LOSS})
+    probes = frozenset({LOSS})
     Params = PowDParams
     state = ("loss", "known")
 
@@ -66,7 +66,7 @@ class PowD(Selector):
 
     def _choose_candidates(self, view: RoundView, k: int) -> None:
         d = CHOICE * k if self.params.d is None else self.params.d
-        drawn = draw(
+        drawn = sample_by_weight(
             self.clients.samples[view.online].astype(float), min(d, len(view.online)), self.rng
         )
         self.candidate = np.zeros(len(self.clients), bool)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from fedsuv_plugin.catalogue import Catalogue
+from fedsuv_plugin.named import Catalogue
 from fedsuv_plugin.tasks.files import data_folder
 from fedsuv_plugin.tasks.sources import Source
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.config import JobConfig
+    from fedsuv_plugin.config.keys import JobConfig
 
 
 @dataclass(frozen=True)

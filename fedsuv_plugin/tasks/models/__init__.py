@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedsuv_plugin.catalogue import Catalogue
 from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.named import Catalogue
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.config import JobConfig
+    from fedsuv_plugin.config.keys import JobConfig
 
 Build = Callable[
     ["JobConfig", tuple[int, ...], int], torch.nn.Module

@@ -11,7 +11,7 @@ from fedsuv_plugin.errors import require
 from fedsuv_plugin.tasks.models import MODELS
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.config import JobConfig
+    from fedsuv_plugin.config.keys import JobConfig
 
 
 @MODELS.add("gpfl_cnn")

@@ -20,7 +20,7 @@ import torch
 from fedsuv_plugin.errors import require
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.config import JobConfig
+    from fedsuv_plugin.config.keys import JobConfig
 
 
 @cache

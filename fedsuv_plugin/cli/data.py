@@ -1,0 +1,216 @@
+"""`fedsuv data`: list, fetch and check data sets; `partition` is in partition_command.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsuv_plugin.cli.options import add_command
+from fedsuv_plugin.cli.partition import add_partition_command
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.tables import columns, short_number
+
+if TYPE_CHECKING:
+    from fedsuv_plugin.tasks.datasets import DataSet, Splits
+
+DATA = """\
+The data sets a job can name as data_set: where they come from, who their natural clients are, whether they are here.
+A data set is read from data_dir or, if the job does not say, from its folder below $FEDSUV_DATA.
+
+examples:
+  fedsuv data
+  fedsuv data fetch cifar10 --dir ~/data/cifar10
+  fedsuv data check cifar10 --dir ~/data/cifar10
+  fedsuv data partition configs/quickstart.yml --plot clients.png
+"""
+FETCH = """\
+Download a data set from its official source and check it against the published checksums. A download that broke off
+goes on where it was; a file that is there and right is left alone. Where there is no file to download, this says what
+to run instead.
+
+examples:
+  fedsuv data fetch Mnist                  into $FEDSUV_DATA/mnist
+  fedsuv data fetch google_speech --dir /data/speech_commands
+"""
+CHECK = """\
+Read a data set as a job would, compare its files with the published checksums where there are any, and describe it:
+samples, classes, natural clients. It ends with code 2 if the data set cannot be read.
+
+example:
+  fedsuv data check shakespeare --dir ~/data/shakespeare
+"""
+SHARES = (0, 5, 25, 50, 75, 95, 100)  # per cent
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    """Add `data` to the command line; every sub-command sets `run`."""
+    data = add_command(subparsers, "data", "list, fetch, check and share out data sets", DATA)
+    data.set_defaults(run=_list)
+    commands = data.add_subparsers(metavar="command")
+
+    fetch = add_command(commands, "fetch", "download a data set", FETCH)
+    _name_and_folder(fetch)
+    fetch.set_defaults(run=_fetch)
+
+    check = add_command(commands, "check", "read and describe a data set", CHECK)
+    _name_and_folder(check)
+    check.set_defaults(run=_check)
+    add_partition_command(commands)
+
+
+def _name_and_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the data set, as `fedsuv data` lists it")
+    parser.add_argument("--dir", metavar="DIR", help="its folder ($FEDSUV_DATA/<its folder>)")
+
+
+def _list(args: argparse.Namespace) -> None:
+    from fedsuv_plugin.tasks.datasets import DATASETS
+
+    rows = []
+    for name in DATASETS.names():
+        spec = _data_set(name, None)
+        rows.append(
+            [
+                name,
+                str(spec.classes),
+                spec.clients or "-",
+                _whereabouts(spec),
+                spec.source.about if spec.source else "made in memory",
+            ]
+        )
+    print(columns(["data_set", "classes", "natural clients", "found", "source"], rows, left=5))
+
+
+def _whereabouts(spec: DataSet) -> str:
+    if not spec.folder:
+        return "always"
+    root = os.environ.get("FEDSUV_DATA")
+    if not root:
+        return "FEDSUV_DATA is not set"
+    folder = Path(root).expanduser() / spec.folder
+    return f"{folder}" if folder.is_dir() else "no"
+
+
+def _data_set(name: str, folder: Path | None) -> DataSet:
+    from fedsuv_plugin.config.keys import JobConfig  # brings FedScale's options along
+    from fedsuv_plugin.tasks.datasets import DATASETS
+
+    return DATASETS[name](
+        JobConfig(
+            data_set=name, data_dir=None if folder is None else str(folder), partition="natural"
+        )
+    )
+
+
+def _folder(spec: DataSet, args: argparse.Namespace) -> Path:
+    if args.dir is None and not os.environ.get("FEDSUV_DATA"):
+        raise UserError(
+            f"--dir: expected the folder of {args.name}, or the environment variable FEDSUV_DATA set to a "
+            f"folder for {spec.folder}/"
+        )
+    return Path(args.dir).expanduser() if args.dir is not None else spec.root()
+
+
+# ---- fetch
+
+
+def _fetch(args: argparse.Namespace) -> None:
+    from fedsuv_plugin.tasks.sources import fetch
+
+    spec = _data_set(args.name, None)
+    if spec.source is None:
+        print(f"{args.name}: nothing to fetch, it is made in memory")
+        return
+    folder = _folder(spec, args)
+    try:
+        fetch(spec.source, folder)
+    except UserError as error:
+        raise UserError(f"{args.name}: {error}") from None
+    print(
+        f"look at it with: fedsuv data check {args.name}"
+        + (f" --dir {args.dir}" if args.dir is not None else "")
+    )
+
+
+# ---- check
+
+
+def _check(args: argparse.Namespace) -> None:
+    spec = _data_set(args.name, None)
+    folder = _folder(spec, args) if spec.folder else None
+    spec = _data_set(args.name, folder)
+    splits = spec.load()
+    _check_samples(args.name, spec, splits)
+    print(f"{args.name}: " + ("made in memory" if folder is None else str(folder)))
+    if folder is not None:
+        print(f"checksums: {_checksums(spec, folder)}")
+    print(
+        f"samples: {len(splits.train_y):,} for training, {len(splits.test_y):,} for testing; inputs of shape "
+        f"{spec.shape}, {spec.dtype}".replace("torch.", "")
+    )
+    counts = np.bincount(splits.train_y)
+    print(
+        f"classes: {spec.classes}, {np.count_nonzero(counts)} of them here, with {counts[counts > 0].min():,} to "
+        f"{counts.max():,} training samples each"
+    )
+    if splits.owner is None:
+        print("natural clients: none")
+    else:
+        sizes = np.bincount(splits.owner)
+        labels = np.unique(splits.owner * spec.classes + splits.train_y.numpy()) // spec.classes
+        print(f"natural clients: {len(sizes):,} {spec.clients}")
+        print(
+            columns(
+                ["per client, quantiles", *(f"{share} %" for share in SHARES)],
+                [
+                    [name, *(short_number(value) for value in np.percentile(values, SHARES))]
+                    for name, values in (("samples", sizes), ("classes", np.bincount(labels)))
+                ],
+            )
+        )
+
+
+def _check_samples(name: str, spec: DataSet, splits: Splits) -> None:
+    """What a loader must keep, whatever the files hold."""
+    for part, x, y in (
+        ("training", splits.train_x, splits.train_y),
+        ("test", splits.test_x, splits.test_y),
+    ):
+        if len(x) != len(y) or not len(y):
+            raise UserError(
+                f"{name}: expected as many {part} inputs as labels and at least one, got {len(x)} and "
+                f"{len(y)}"
+            )
+        if int(y.min()) < 0 or int(y.max()) >= spec.classes:
+            raise UserError(
+                f"{name}: expected {part} labels from 0 to {spec.classes - 1}, got {int(y.min())} to "
+                f"{int(y.max())}"
+            )
+        some = spec.prepare(x[:100])
+        if (
+            some.shape[1:] != spec.shape
+            or some.dtype != spec.dtype
+            or not bool(some.isfinite().all())
+        ):
+            raise UserError(
+                f"{name}: expected finite {part} inputs of shape {spec.shape}, got {tuple(some.shape[1:])}"
+            )
+
+
+def _checksums(spec: DataSet, folder: Path) -> str:
+    from fedsuv_plugin.tasks.sources import matches
+
+    official = spec.source.official() if spec.source else {}
+    there = {path: checksum for path, checksum in official.items() if (folder / path).is_file()}
+    if not official:
+        return "none published for these files; checked by what is in them"
+    if not there:
+        return "none of the files that have one is here (" + ", ".join(official) + ")"
+    wrong = [path for path, checksum in there.items() if not matches(folder / path, checksum)]
+    return f"{len(there) - len(wrong)} of {len(official)} files are the official ones" + (
+        f"; not the official bytes: {', '.join(wrong)}" if wrong else ""
+    )

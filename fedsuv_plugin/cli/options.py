@@ -1,0 +1,67 @@
+"""What the commands of `fedsuv` share: how they explain themselves, and how they take a job file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.scales import RULES, scaled
+from fedsuv_plugin.params import parse_assignment
+
+
+def add_command(commands: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
+    """A sub-command whose description keeps its lines."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_set_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="override a key of the job file; may be repeated",
+    )
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that takes a job file and may change it."""
+    add_set_option(parser)
+    parser.add_argument(
+        "--scale",
+        choices=tuple(RULES),
+        default="full",
+        help="the same job smaller: mini ends in minutes on two cores, smoke in seconds (full)",
+    )
+    parser.add_argument(
+        "--stand-in",
+        action="store_true",
+        help="made-up samples in place of a data set that is not here; same as --set stand_in=true",
+    )
+
+
+def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
+    """The job file of a command line with its options over it; says on stderr what the scale changed."""
+    overrides = dict(parse_assignment(text) for text in args.assignments)
+    if args.stand_in:
+        overrides["stand_in"] = True
+    job, changes = scaled(load_job(args.config, overrides), args.scale, overrides)
+    if not quiet:
+        for line in changes:
+            print(f"scale {args.scale}: {line}", file=sys.stderr)
+        if job.config.stand_in:
+            print(
+                f"stand-in data: made-up samples in place of {job.config.data_set}; the results say nothing of it",
+                file=sys.stderr,
+            )
+    return job

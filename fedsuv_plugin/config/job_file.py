@@ -1,0 +1,90 @@
+"""FedScale's job files: YAML -> a checked `Job`.
+
+A job file is FedScale's own: `ps_ip`, `worker_ips`, `exp_path`, `executor_entry`,
+`aggregator_entry`, `auth`, `setup_commands` and `job_conf`, a list of one-key maps. Every key in
+`job_conf` is flat, so that FedScale's driver can turn it into command lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from fedsuv_plugin.config.job import Job, make_job
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.params import refuse_unknown
+
+FILES = (
+    "device_conf_file",
+    "device_avail_file",
+    "data_map_file",
+    "data_dir",
+)  # keys that name files
+TOP_LEVEL = (
+    "ps_ip",
+    "worker_ips",
+    "exp_path",
+    "executor_entry",
+    "aggregator_entry",
+    "auth",
+    "setup_commands",
+    "job_conf",
+)
+
+
+def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) -> Job:
+    """Read and check a job file; `overrides` are flat keys that win over it."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no such job file: {path}")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    try:
+        return _job(content, path, overrides or {})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _job(content: object, path: Path, overrides: Mapping[str, object]) -> Job:
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise UserError(f"expected a FedScale job file with `job_conf`, got {kind}")
+    refuse_unknown(content, TOP_LEVEL)
+    values = _job_conf(content.get("job_conf"))
+    if "ps_ip" in content:
+        values.setdefault("ps_ip", content["ps_ip"])
+    for key in FILES:
+        if key in values:
+            values[key] = _located(values[key], path)
+    cluster = {key: value for key, value in content.items() if key != "job_conf"}
+    return make_job({**values, **overrides}, cluster=cluster, source=str(path))
+
+
+def _located(name: object, job_file: Path) -> object:
+    """The file that a job file names, wherever the command is given.
+
+    It is looked for in the working directory and, if it is not there, in the job file's folder
+    and those above it."""
+    if isinstance(name, str) and not Path(name).expanduser().exists():
+        for folder in job_file.resolve().parents:
+            if (folder / name).exists():
+                return str(folder / name)
+    return name
+
+
+def _job_conf(entries: object) -> dict[str, object]:
+    """FedScale's list of one-key maps as one mapping. A key given twice is an error."""
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        kind = type(entries).__name__
+        raise UserError(f"job_conf: expected a list of `- key: value`, got {kind}")
+    values: dict[str, object] = {}
+    for entry in entries:
+        for key, value in entry.items():
+            if key in values:
+                raise UserError(f"job_conf: key {key!r} is given twice")
+            values[str(key)] = value
+    return values

@@ -1,0 +1,1 @@
+"""Many jobs: grids of them, run over the cores, and what came out."""

@@ -1,0 +1,234 @@
+"""DivFL: facility location by greedy, compression, and what must never happen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from selector_worlds import five_sigma, look, outcome, table
+
+from fedsuv_plugin import safe_pickle
+from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.job import run_job
+from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.selectors.base import RoundOutcome
+from fedsuv_plugin.selectors.baselines.divfl import (
+    Divfl,
+    DivflParams,
+    Sketch,
+    distances,
+    facility_location,
+    stochastic_facility_location,
+)
+from fedsuv_plugin.selectors.signals import DIRECTION
+
+MakeJob = Callable[..., Job]
+
+
+def make(n: int, seed: int = 0, **params: object) -> Divfl:
+    return Divfl(DivflParams.from_mapping(params), table(n), np.random.default_rng(seed))
+
+
+def told(s: Divfl, directions: np.ndarray, rows: object = None) -> Divfl:
+    for row in range(len(directions)) if rows is None else rows:  # type: ignore[attr-defined]
+        s.receive(row, directions[row])
+    return s
+
+
+def objective(points: np.ndarray, members: object) -> float:
+    return float(distances(points, points[list(members)]).min(axis=1).sum())  # type: ignore[call-overload]
+
+
+def greedy_by_the_book(points: np.ndarray, k: int) -> list[int]:
+    chosen: list[int] = []
+    for _ in range(k):
+        left = [i for i in range(len(points)) if i not in chosen]
+        chosen.append(min(left, key=lambda i: objective(points, [*chosen, i])))
+    return chosen
+
+
+# ---- greedy
+
+
+def test_picks_by_hand() -> None:
+    # On a line at 0, 1, 2, 10, 11: the medoid is 2 (distances 2 + 1 + 0 + 8 + 9 = 20); then 10 leaves 2 + 1 + 0 + 0 + 1
+    # = 4, 11 leaves 2 + 1 + 0 + 1 + 0 = 4 as well: a tie; then 0 or 1, which leave 2 each.
+    points = np.array([0.0, 1.0, 2.0, 10.0, 11.0])[:, None]
+    for seed in range(10):
+        for picks in (
+            facility_location(points, 3, np.random.default_rng(seed)),
+            stochastic_facility_location(points, 3, 1e-9, np.random.default_rng(seed)),
+        ):
+            assert picks[0] == 2
+            assert picks[1] in (3, 4)
+            assert picks[2] in (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lazy_greedy_is_greedy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(40, 5))
+    book = greedy_by_the_book(points, 6)
+    assert facility_location(points, 6, rng).tolist() == book
+    assert (
+        stochastic_facility_location(points, 6, 1e-9, rng).tolist() == book
+    )  # the sample is everyone
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_greedy_keeps_its_guarantee(seed: int) -> None:
+    """1 - 1/e of the best improvement over the constant, Nemhauser et al.; stochastic: 1 - 1/e - epsilon on average."""
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(12, 3))
+    base = len(points) * 2 * np.linalg.norm(points, axis=1).max()
+    best = max(
+        base - objective(points, members) for members in itertools.combinations(range(12), 4)
+    )
+    assert base - objective(points, facility_location(points, 4, rng)) >= (1 - 1 / math.e) * best
+    values = [
+        base - objective(points, stochastic_facility_location(points, 4, 0.1, rng))
+        for _ in range(50)
+    ]
+    assert np.mean(values) >= (1 - 1 / math.e - 0.1) * best
+
+
+def test_one_of_each_kind_is_chosen() -> None:
+    rng = np.random.default_rng(0)
+    kinds = np.repeat(np.arange(4), 10)
+    directions = 10 * np.eye(4)[kinds] + rng.normal(0, 0.1, (40, 4))
+    for greedy in ("lazy", "stochastic"):
+        s = told(make(40, greedy=greedy, epsilon=1e-6), directions)
+        rows = s.select(look(s.clients), 4)
+        assert sorted(kinds[rows].tolist()) == [0, 1, 2, 3]
+        assert s.explain()["cluster_size"][rows].tolist() == [10] * 4
+        assert s.diagnostics()["objective"] == pytest.approx(objective(directions, rows), rel=1e-5)
+
+
+# ---- compression
+
+
+def test_the_sketch_keeps_squared_distances_within_its_stated_distortion() -> None:
+    # 400 pairs of 5,000 numbers in 512: the ratio has mean 1 and a standard deviation of at most sqrt(2/512) = 0.0625.
+    rng, ratios = np.random.default_rng(0), []
+    for seed in range(400):
+        x, sketch = rng.normal(size=5000), Sketch(5000, 512, seed)
+        ratios.append(float((sketch(x) ** 2).sum() / (x**2).sum()))
+    assert abs(np.mean(ratios) - 1) < 5 * 0.0625 / 20
+    assert np.std(ratios) < 0.0625 * 1.15
+
+
+def test_the_sketch_is_linear_seeded_and_exact_where_it_can_be() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 3000))
+    sketch = Sketch(3000, 100, 7)
+    np.testing.assert_allclose(sketch(x - y), sketch(x) - sketch(y), atol=1e-12)
+    np.testing.assert_array_equal(sketch(x), Sketch(3000, 100, 7)(x))
+    assert not np.array_equal(sketch(x), Sketch(3000, 100, 8)(x))
+    np.testing.assert_array_equal(Sketch(80, 100, 7)(x[:80]), x[:80])
+
+
+# ---- the selector
+
+
+def done(t: int, rows: np.ndarray, directions: np.ndarray, valid: object = True) -> RoundOutcome:
+    base = outcome(t, rows, valid=valid)  # type: ignore[arg-type]
+    return replace(base, signals={DIRECTION: np.where(base.valid[:, None], directions, 0.0)})
+
+
+def test_everyone_is_asked_once_when_first_online_and_then_only_cohorts_tell() -> None:
+    s = make(6)
+    first = s.probe(look(s.clients, 1, [0, 1, 2, 3]))
+    assert first is not None
+    assert (first.rows.tolist(), first.one_by_one) == ([0, 1, 2, 3], True)
+    told(s, np.eye(6), [0, 1, 2])  # 3 does not answer
+    assert s.probe(look(s.clients, 2, [0, 1, 2, 3])) is None
+    late = s.probe(look(s.clients, 3))
+    assert late is not None
+    assert late.rows.tolist() == [4, 5]
+    s.update(done(3, np.array([3]), np.ones((1, 6))))
+    assert s.explain()["known"].tolist() == [True] * 4 + [False] * 2
+    fresh = make(6, directions="fresh")
+    assert all(len(fresh.probe(look(fresh.clients, t)).rows) == 6 for t in (1, 2, 3))  # type: ignore[union-attr]
+
+
+def test_clients_without_a_direction_fill_up() -> None:
+    s = told(make(6), np.eye(6), [0, 1])
+    rows = s.select(look(s.clients), 4).tolist()
+    assert set(rows[:2]) == {0, 1}
+    assert len(set(rows)) == 4
+
+
+def test_one_absurd_direction_takes_one_seat_at_most_and_blinds_nobody() -> None:
+    rng = np.random.default_rng(0)
+    kinds = np.repeat(np.arange(3), 10)
+    directions = 10 * np.eye(4)[kinds] + rng.normal(0, 0.1, (30, 4))
+    directions[0] = 1e38
+    s = told(make(30, greedy="lazy"), directions)
+    rows = s.select(look(s.clients), 4).tolist()
+    assert set(kinds[[r for r in rows if r != 0]].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("greedy", ["lazy", "stochastic"])
+def test_ties_are_broken_fairly(greedy: str) -> None:
+    counts = np.zeros(10)
+    for seed in range(2000):
+        s = told(make(10, seed, greedy=greedy), np.ones((10, 3)))
+        counts[s.select(look(s.clients), 4)] += 1
+    assert np.abs(counts - 800).max() < five_sigma(2000, 0.4)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 15),
+    k=st.integers(1, 18),
+    seed=st.integers(0, 99),
+    greedy=st.sampled_from(["lazy", "stochastic"]),
+    data=st.data(),
+)
+def test_always_min_k_online_distinct_rows(
+    n: int, k: int, seed: int, greedy: str, data: st.DataObject
+) -> None:
+    rng, s = np.random.default_rng(seed), make(n, seed, greedy=greedy, sketch_dim=3)
+    for t in range(1, 4):
+        online = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
+        scale = data.draw(st.sampled_from([0.0, 1.0, 1e38]))
+        told(s, scale * rng.normal(size=(n, 5)), data.draw(st.sets(st.integers(0, n - 1))))
+        rows = s.select(look(s.clients, t, sorted(online)), k).tolist()
+        assert len(rows) == len(set(rows)) == min(k, len(online))
+        assert set(rows) <= online
+        assert np.isfinite(s.sketches).all()
+
+
+def test_a_resumed_selector_continues_exactly() -> None:
+    def play(s: Divfl, first: int) -> list[list[int]]:
+        picks, rng = [], np.random.default_rng(first)
+        for t in range(first, first + 5):
+            rows = s.select(look(s.clients, t), 3)
+            picks.append(rows.tolist())
+            s.update(done(t, rows, rng.normal(size=(3, 50))))
+        return picks
+
+    whole = told(make(20, sketch_dim=10), np.random.default_rng(0).normal(size=(20, 50)))
+    play(whole, 1)
+    resumed = make(20, seed=5, sketch_dim=10)
+    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    assert play(resumed, 6) == play(whole, 6)
+
+
+def test_a_job_with_it_learns(job: MakeJob) -> None:
+    paths: list[Path] = []
+    for _ in range(2):
+        directory = RunDirectory.create(job(sample_mode="divfl", rounds=15, divfl__sketch_dim=16))
+        assert run_job(directory)
+        paths.append(directory.path)
+    metrics = records(paths[0], "metrics.jsonl")
+    assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
+    assert records(paths[0]) == records(paths[1])
+    assert records(paths[0])[0]["selector"]["known"] == 20
