@@ -1,0 +1,59 @@
+"""Client selection for FedScale jobs.
+
+From Python:
+
+    import fedsuv_plugin as fp
+
+    job = fp.load_job("configs/quickstart.yml", {"sample_mode": "oort", "rounds": 20})
+    run = fp.run(job)
+    print(run.metrics[-1]["accuracy"], run.path)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedsuv_plugin.config.job import Job
+    from fedsuv_plugin.records import Run
+
+__all__ = ["__version__", "load_job", "read_run", "run"]
+__version__ = version("fedsuv_plugin")
+
+# Everything is imported when it is called, so that `import fedsuv_plugin` costs nothing.
+
+
+def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) -> Job:
+    """Read and check a job file; `overrides` are flat keys that win over it."""
+    from fedsuv_plugin.config.job_file import load_job
+
+    return load_job(path, overrides)
+
+
+def run(
+    job: Job,
+    *,
+    launcher: str = "loopback",
+    executors: int = 1,
+    on_round: Callable[[Mapping[str, Any], Mapping[str, Any] | None], None] | None = None,
+) -> Run:
+    """Run a job to its end in a new run directory, and read what came out.
+
+    `on_round` gets each round's record, and the metrics where the model was evaluated."""
+    from fedsuv_plugin.engine.launchers import run_job
+    from fedsuv_plugin.records import RunDirectory
+
+    directory = RunDirectory.create(job)
+    run_job(directory, launcher, executors, on_round or (lambda record, metrics: None))
+    return read_run(directory.path)
+
+
+def read_run(path: str | Path) -> Run:
+    """What is in a run directory: its settings, rounds and metrics."""
+    from fedsuv_plugin.records import read_run
+
+    return read_run(path)

@@ -1,27 +1,31 @@
 """The run directory: what a job was, what happened in it, and where it can go on from.
 
-config.yml         the job, resolved; `fedsuv run --resume` reads it
-environment.json   versions, seed, git revision, command
-rounds.jsonl       one line a round
-metrics.jsonl      one line an evaluation
-checkpoint/        the state after the last checkpointed round, replaced as a whole
-tensorboard/, log  what FedScale writes
+    config.yml         the resolved job; `fedsuv run --resume` reads it
+    environment.json   versions, seed, git revision, command, format of the directory
+    rounds.jsonl       one line a round: see `round_record`
+    metrics.jsonl      one line an evaluation: see `metrics_record`
+    checkpoint/        the state after the last checkpointed round, replaced as a whole
+    tensorboard/, log  what FedScale writes
+
+Wall times end in `_seconds`; everything else is the same whenever and wherever a job is run.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import yaml
 
@@ -32,6 +36,10 @@ from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.errors import UserError
 
+if TYPE_CHECKING:
+    from fedsuv_plugin.engine.rounds import Played
+
+FORMAT = 2  # of a run directory; those of version 0.1 have none
 PACKAGES = (
     "fedsuv_plugin",
     "fedscale",
@@ -43,14 +51,90 @@ PACKAGES = (
     "grpcio",
     "protobuf",
 )
-CHECKPOINT_FORMAT = 1
+
+
+def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl."""
+    return {
+        "round": played.round.number,
+        "clock": played.round.clock + played.settled.seconds,  # virtual seconds when it is over
+        "duration": played.settled.seconds,
+        "asked": played.cohort.clients.tolist(),  # FedScale's ids, ascending
+        "valid": sorted(played.trained.reports),  # of these, whose update was merged
+        "train_loss": played.trained.mean_loss,  # mean of the valid; null: there was none
+        "energy_joules": played.settled.joules,  # of all who were asked
+        "select_seconds": played.cohort.select_seconds,
+        "selector": diagnostics,
+    }
+
+
+def metrics_record(
+    round_number: int,
+    clock: float,
+    performance: Mapping[str, float],
+    opinions: Mapping[str, float],
+) -> dict[str, Any]:
+    """A line of metrics.jsonl: the global model after a round; round 0 is the untrained one.
+
+    Where clients hold out samples, `clients_mean` and `clients_worst_tenth` are its accuracy on
+    theirs."""
+    return {
+        "round": round_number,
+        "clock": clock,
+        "accuracy": performance["top_1"],
+        "accuracy_top5": performance["top_5"],
+        "loss": finite_or_none(performance["loss"]),
+        **opinions,
+    }
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no NaN: a loss that overflowed is written as null."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is in a run directory, of this version or of one before."""
+
+    path: Path
+    settings: dict[str, Any]  # the keys of the job
+    rounds: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    environment: dict[str, Any]
+
+
+def read_run(path: str | Path) -> Run:
+    """The records of a run, finished or not."""
+    path = Path(path)
+    if not (path / "config.yml").is_file():
+        raise UserError(f"{path}: not a run directory (it has no config.yml)")
+    content = yaml.safe_load((path / "config.yml").read_text())
+    settings = {key: value for entry in content["job_conf"] for key, value in entry.items()}
+    return Run(
+        path,
+        settings,
+        list(_complete_lines(path / "rounds.jsonl")),
+        list(_complete_lines(path / "metrics.jsonl")),
+        _environment_of(path),
+    )
+
+
+def _environment_of(path: Path) -> dict[str, Any]:
+    file = path / "environment.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
 
 
 class RunDirectory:
-    """Appends records as they come; a line half-written by a killed job is dropped when the job resumes."""
+    """The run directory of a job that runs.
+
+    Records are appended as they come; a line half-written by a killed job is dropped when the job
+    resumes."""
 
     def __init__(self, path: Path, job: ResolvedJob):
-        self.path, self.job = path, job
+        self.path = path
+        self.job = job
         self.events = path / "tensorboard"
         self._checkpoint = path / "checkpoint" / "state.pkl"
         self._open: dict[str, IO[str]] = {}
@@ -62,7 +146,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, job: Job, time_stamp: str | None = None) -> RunDirectory:
-        """A new directory <log_path>/<job_name>/<time stamp>; a second one in the same second gets a number."""
+        """A new directory <log_path>/<job_name>/<time stamp> with the job, resolved.
+
+        A second one in the same second gets a number."""
         parent = Path(job.config.log_path).expanduser() / job.config.job_name
         stamp = time_stamp or datetime.now().strftime("%Y%m%d-%H%M%S")
         for name in [stamp, *(f"{stamp}-{n}" for n in range(2, 1000))]:
@@ -74,42 +160,39 @@ class RunDirectory:
                     f"{parent / name}: this run directory exists already; pass another time_stamp"
                 )
         run = cls(parent / name, resolve(job))
-        _write(
-            run.path / "config.yml",
-            yaml.safe_dump(
-                {
-                    **run.job.cluster,
-                    "job_conf": [{key: value} for key, value in run.job.flat().items()],
-                },
-                sort_keys=False,
-            ),
-        )
-        _write(run.path / "environment.json", json.dumps(environment(job), indent=2) + "\n")
+        job_conf = [{key: value} for key, value in run.job.flat().items()]
+        content = {**run.job.cluster, "job_conf": job_conf}
+        _write(run.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
+        _write(run.path / "environment.json", json.dumps(environment(run.job), indent=2) + "\n")
         return run
 
     @classmethod
     def open(cls, path: str | Path, overrides: dict[str, object] | None = None) -> RunDirectory:
+        """The directory of a job that is to go on."""
         path = Path(path)
         if not (path / "config.yml").is_file():
             raise UserError(f"{path}: not a run directory (it has no config.yml)")
+        if _environment_of(path).get("format") != FORMAT:
+            raise UserError(
+                f"{path}: written by another version of fedsuv_plugin; it can be read, but not "
+                "resumed: start the job anew"
+            )
         return cls(path, resolve(load_job(path / "config.yml", overrides)))
 
     # ---- records
 
-    def append(self, file: str, record: dict[str, Any]) -> None:
+    def append(self, file: str, record: Mapping[str, Any]) -> None:
         """One line to rounds.jsonl or metrics.jsonl, handed to the system at once."""
         if file not in self._open:
             self._open[file] = (self.path / file).open("a", encoding="utf-8")
         self._open[file].write(json.dumps(record, allow_nan=False) + "\n")
         self._open[file].flush()
 
-    def records(self, file: str) -> list[dict[str, Any]]:
-        return list(_complete_lines(self.path / file))
-
     def rewind(self, round_number: int) -> None:
         """Forget what was recorded after a round: the job goes on from there."""
         for file in ("rounds.jsonl", "metrics.jsonl"):
-            kept = [record for record in self.records(file) if record["round"] <= round_number]
+            records = _complete_lines(self.path / file)
+            kept = [record for record in records if record["round"] <= round_number]
             if file in self._open:
                 self._open.pop(file).close()
             _write(self.path / file, "".join(json.dumps(record) + "\n" for record in kept))
@@ -118,7 +201,7 @@ class RunDirectory:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         self._checkpoint.parent.mkdir(exist_ok=True)
-        content = safe_pickle.dumps({"format": CHECKPOINT_FORMAT, **state})
+        content = safe_pickle.dumps({"format": FORMAT, **state})
         replace_file(self._checkpoint, lambda file: file.write(content))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
@@ -126,14 +209,15 @@ class RunDirectory:
             return None
         with self._checkpoint.open("rb") as file:
             state: dict[str, Any] = safe_pickle.load(file)
-        if state.get("format") != CHECKPOINT_FORMAT:
+        if state.get("format") != FORMAT:
             raise UserError(
-                f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job anew"
+                f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job "
+                "anew"
             )
         return state
 
     def discard(self) -> None:
-        """Remove the directory of a job that was refused before its first round: there is nothing in it to keep."""
+        """Remove the directory of a job that was refused before its first round."""
         self.close()
         if not (self.path / "rounds.jsonl").exists():
             shutil.rmtree(self.path)
@@ -162,6 +246,7 @@ def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def environment(job: Job) -> dict[str, Any]:
     return {
+        "format": FORMAT,
         "seed": job.config.seed,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

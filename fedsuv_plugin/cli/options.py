@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from typing import Any
 
 from fedsuv_plugin.config.job import Job
@@ -23,14 +24,16 @@ def add_command(commands: Any, name: str, help: str, description: str) -> argpar
     return parser
 
 
-def add_set_option(parser: argparse.ArgumentParser) -> None:
+def add_set_option(
+    parser: argparse.ArgumentParser, help: str = "override a key of the job file; may be repeated"
+) -> None:
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="assignments",
-        help="override a key of the job file; may be repeated",
+        help=help,
     )
 
 
@@ -65,3 +68,13 @@ def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
                 file=sys.stderr,
             )
     return job
+
+
+def print_params(rows: list[tuple[str, str, str, str]]) -> None:
+    """Parameters as `params.parameter_rows` gives them, one after the other."""
+    if not rows:
+        print("It has no parameters.")
+    for name, default, allowed, meaning in rows:
+        print(f"{name}: {default}")
+        text = f"{meaning} ({allowed})"
+        print(textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    "))

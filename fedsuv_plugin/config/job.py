@@ -13,7 +13,6 @@ from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import Params, refuse_unknown
 
-
 J = TypeVar("J", bound="Job")
 
 

@@ -9,51 +9,51 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
 import torch
 
-from fedsuv_plugin.config.argv import from_argv
-from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.config.argv import Place, from_argv
+from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.engine import fedscale_env
-from fedsuv_plugin.engine.client import PluginClient, accuracies, evaluate
-from fedsuv_plugin.engine.grpc_service import (
-    CLIENT_PROBE,
-    Completion,
-    Event,
-    GrpcChannel,
-    LoopbackChannel,
-)
+from fedsuv_plugin.engine.client import PluginClient
+from fedsuv_plugin.engine.grpc_service import GrpcChannel
+from fedsuv_plugin.engine.signals import FOR_MANY, Local, Measurements
 from fedsuv_plugin.engine.stock import Executor, commons
+from fedsuv_plugin.engine.task import PROBE, TEST, TRAIN, Event, Result, Task
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors import signals as signal
+from fedsuv_plugin.selectors.signals import SIGNALS
 from fedsuv_plugin.tasks.federated_data import FederatedData, Samples, initial_model
 
-CLIENTS_AT_ONCE = 1000  # clients whose held-out data are evaluated end to end ...
-SAMPLES_AT_ONCE = 4096  # ... so many samples at a time
+
+class Channel(Protocol):
+    """How an executor talks to its aggregator."""
+
+    def connect_to_server(self) -> None: ...
+    def close_sever_connection(self) -> None: ...  # FedScale's spelling
+    def register(self, executor: str, info: Any, timeout: float) -> None: ...
+    def ping(self, executor: str) -> Event: ...
+    def complete(self, executor: str, result: Result) -> Event: ...
 
 
 class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
     """Waits for events instead of polling, and trains from memory."""
 
-    def __init__(self, job: Job, args: Namespace, channel: LoopbackChannel | None = None):
+    def __init__(self, job: ResolvedJob, place: Place, channel: Channel | None = None):
         self.job = job
-        self.device = (
-            torch.device(args.cuda_device or "cuda:0") if args.use_cuda else torch.device("cpu")
-        )
+        args = fedscale_env.namespace(job, place)
+        self.device = _device(args)
         with fedscale_env.model_from(lambda: initial_model(job.config).to(self.device)):
             super().__init__(args)
         self.aggregator_communicator = channel or GrpcChannel(args.ps_ip, args.ps_port)
         self._global_weights: list[np.ndarray] = []
-        self._handlers: dict[str, Callable[[Event], Completion | None]] = {
-            commons.UPDATE_MODEL: self._update_model,
-            commons.CLIENT_TRAIN: self._train,
-            commons.MODEL_TEST: self._test,
-            CLIENT_PROBE: self._probe,
-            commons.SHUT_DOWN: self._stop,
+        self._work: Mapping[str, Callable[[Task], dict[int, Any]]] = {
+            TRAIN: self._train,
+            TEST: self._test,
+            PROBE: self._probe,
         }
 
     def get_client_trainer(self, conf: Namespace) -> PluginClient:
@@ -64,10 +64,7 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
         torch.backends.cudnn.deterministic = True
 
     def init_data(self) -> tuple[FederatedData, Samples]:
-        data = FederatedData(
-            self.job.config,
-            self.device,
-        )
+        data = FederatedData(self.job.config, self.device)
         return data, data.test
 
     def run(self) -> None:
@@ -88,35 +85,38 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
             self.step()
 
     def step(self) -> None:
-        """Take one event from the aggregator and see it through, and so on with what the answer brings."""
+        """See one event through, and those that the answers to its results bring."""
         event = self.aggregator_communicator.ping(self.executor_id)
-        while (done := self.handle(event)) is not None:
-            event = self.aggregator_communicator.complete(self.executor_id, done)
+        while (result := self.handle(event)) is not None:
+            event = self.aggregator_communicator.complete(self.executor_id, result)
 
-    def handle(self, event: Event) -> Completion | None:
+    def handle(self, event: Event) -> Result | None:
+        """Do what an event says; a task has a result."""
         if event.name == commons.DUMMY_EVENT:
             return None
+        if event.name == commons.SHUT_DOWN:
+            self.Stop()
+            return None
+        if event.name == commons.UPDATE_MODEL:
+            self.round = event.meta["round"]
+            self._global_weights = event.data
+            return None
+        task = Task.from_event(event)
         try:
-            return self._handlers[event.name](event)
+            return Result(task.number, task.kind, self._work[task.kind](task))
         except Exception as error:  # the aggregator must hear of it, or it waits for ever
-            logging.exception("event %s failed", event.name)
-            return Completion(0, event.name, None, f"{type(error).__name__}: {error}")
+            logging.exception("task %d, %s, failed", task.number, task.kind)
+            return Result(task.number, task.kind, None, f"{type(error).__name__}: {error}")
 
-    # ---- events
+    # ---- tasks
 
-    def _update_model(self, event: Event) -> None:
-        self.round = event.meta["round"]
-        self._global_weights = event.data
-
-    def _train(self, event: Event) -> Completion:
-        client_id = int(event.meta["client_id"])
-        return Completion(
-            client_id,
-            commons.UPLOAD_MODEL,
-            self.training_handler(
-                client_id, self.override_conf(event.meta["task_config"]), self._global_weights
-            ),
-        )
+    def _train(self, task: Task) -> dict[int, Any]:
+        """Every client of the task, one after the other, each from the global model."""
+        results = {}
+        for client in task.clients.tolist():
+            conf = self.override_conf({**task.settings, "state": task.states.get(client)})
+            results[client] = self.training_handler(client, conf, self._global_weights)
+        return results
 
     def training_handler(
         self, client_id: int, conf: Namespace, model: list[np.ndarray]
@@ -128,78 +128,61 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
             self.training_sets.training(client_id), self.model_adapter.get_model(), conf
         )
 
-    def _test(self, event: Event) -> Completion:
-        """Every n-th chunk of the test set, or of its first samples, each reported on its own, so that the sum of them
-        all does not depend on how many executors there are."""
-        self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
-        client, size, wanted = (
-            self.get_client_trainer(self.args),
-            self.args.test_bsz,
-            event.meta["samples"],
-        )
-        x, y = self.testing_sets.x[:wanted], self.testing_sets.y[:wanted]
-        chunks = range(self.this_rank - 1, -(-len(y) // size), self.num_executors)
-        results = {
-            chunk: client.test(
-                Samples(x[chunk * size : (chunk + 1) * size], y[chunk * size : (chunk + 1) * size]),
-                self.model_adapter.get_model(),
-                self.args,
-            )
-            for chunk in chunks
+    def _test(self, task: Task) -> dict[int, Any]:
+        """Some of the chunks of the test set, or of its first samples, each reported on its own.
+
+        So the sum of all chunks does not depend on how many executors share them."""
+        model = self._received_model()
+        client = self.get_client_trainer(self.args)
+        size = self.args.test_bsz
+        wanted = task.settings["samples"]
+        x = self.testing_sets.x[:wanted].split(size)
+        y = self.testing_sets.y[:wanted].split(size)
+        chunks = range(task.settings["first"], len(y), task.settings["every"])
+        return {
+            chunk: client.test(Samples(x[chunk], y[chunk]), model, self.args) for chunk in chunks
         }
-        return Completion(self.this_rank, commons.MODEL_TEST, results)
 
-    def _probe(self, event: Event) -> Completion:
-        """Work for a client that goes into no global model."""
-        client_id, kind = int(event.meta["client_id"]), event.meta["kind"]
-        if kind == signal.OPINIONS:
-            return Completion(
-                client_id, CLIENT_PROBE, {"answers": self._opinions(client_id, event.meta)}
+    def _probe(self, task: Task) -> dict[int, Any]:
+        """Work for clients that goes into no global model: each one's answer."""
+        kind = task.settings["probe"]
+        if kind in FOR_MANY:
+            return FOR_MANY[kind](self._received_model(), self.training_sets, task.clients)
+        if SIGNALS[kind].trains:
+            trained = self._train(
+                Task(task.number, TRAIN, task.clients, {**task.settings, "needs": {kind}})
             )
-        if kind in (signal.DIRECTION, signal.WEIGHTS):
-            conf = self.override_conf({**event.meta["task_config"], "needs": frozenset({kind})})
-            answer = self.training_handler(client_id, conf, self._global_weights)["signals"][kind]
-        else:
-            self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
-            data = self.training_sets
-            interview = kind == signal.INTERVIEW_ACCURACY
-            samples = data.interview if interview else data.training(client_id)
-            result = evaluate(
-                self.model_adapter.get_model(), samples, self.args.model, self.args.test_bsz
-            )
-            answer = np.float64(result.accuracy if interview else result.mean_loss)
-        return Completion(client_id, CLIENT_PROBE, {"client_id": client_id, "answer": answer})
+            return {client: result["signals"][kind] for client, result in trained.items()}
+        return {client: self._ask(client, kind) for client in task.clients.tolist()}
 
-    def _opinions(self, task: int, meta: dict[str, Any]) -> dict[int, np.float64]:
-        """The accuracy of the received model on each client's held-out data. Task i of n takes every n-th group of
-        clients; what is in a group does not depend on n, so the numbers do not either."""
+    def _ask(self, client: int, kind: str) -> Any:
+        """A signal of the model as the client received it."""
+        data = self.training_sets.training(client)
+        conf = self.override_conf({"interview": self.training_sets.interview})
+        return Measurements(Local(self._received_model(), data, data, conf), {kind}).values()[kind]
+
+    def _received_model(self) -> torch.nn.Module:
         self.model_adapter.set_weights(self._global_weights, is_aggregator=False)
-        model, opinions = self.model_adapter.get_model(), dict[int, np.float64]()
-        for start in range(
-            (task - 1) * CLIENTS_AT_ONCE, len(meta["of"]), meta["tasks"] * CLIENTS_AT_ONCE
-        ):
-            clients, lengths, batches = self.training_sets.held_out_together(
-                meta["of"][start : start + CLIENTS_AT_ONCE], SAMPLES_AT_ONCE
-            )
-            opinions.update(zip(clients.tolist(), accuracies(model, batches, lengths), strict=True))
-        return opinions
+        model: torch.nn.Module = self.model_adapter.get_model()
+        return model
 
-    def _stop(self, event: Event) -> None:
-        self.Stop()
+
+def _device(args: Namespace) -> torch.device:
+    if not args.use_cuda:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError("use_cuda: expected false on a machine without a usable GPU, got True")
+    return torch.device(args.cuda_device or "cuda:0")
 
 
 def main(argv: list[str]) -> int:
     """An executor process; what goes wrong goes to stderr and the exit code."""
-    from fedsuv_plugin.config.resolved import resolve
-    from fedsuv_plugin.job import fedscale_args
-
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s executor: %(message)s"
     )
     try:
         job, place = from_argv(argv)
-        resolved = resolve(job)
-        PluginExecutor(resolved, fedscale_args(resolved, place)).run()
+        PluginExecutor(resolve(job), place).run()
     except UserError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2
@@ -210,8 +193,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from fedsuv_plugin.engine.executor import (
-        main as run,
-    )  # this module under its own name, not as __main__
+    # This module under its own name, not as __main__: others import it too.
+    from fedsuv_plugin.engine.executor import main as run
 
     sys.exit(run(sys.argv[1:]))

@@ -1,8 +1,8 @@
 """Make FedScale 1.0 importable and tell it what the job is.
 
-FedScale's modules import TensorFlow and wandb even for a PyTorch job, parse `sys.argv` at import and read the result
-as a global. `load` gets them imported once without any of that leaking out; `set_args` is the only writer of that
-global.
+FedScale's modules import TensorFlow and wandb even for a PyTorch job, parse `sys.argv` at import
+and read the result as a global. `load` gets them imported once without any of that leaking out;
+`namespace` is the only writer of that global.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedsuv_plugin.config.argv import Place
+    from fedsuv_plugin.config.resolved import ResolvedJob
 
 OPTIONAL = {
     "tensorflow": "tensorflow",
@@ -124,11 +131,28 @@ def options() -> dict[str, argparse.Action]:
     return {a.dest: a for a in parser_module().parser._actions if a.dest != "help"}
 
 
-def set_args(values: dict[str, object]) -> argparse.Namespace:
-    """FedScale's defaults with `values` over them, made the namespace that all of FedScale reads."""
+def namespace(job: ResolvedJob, place: Place, events: Path | None = None) -> argparse.Namespace:
+    """The namespace that all of FedScale reads, made from the resolved job and nothing else.
+
+    `events`: the folder for TensorBoard events; an executor writes none."""
     module = parser_module()
     args: argparse.Namespace = module.parser.parse_args([])
-    vars(args).update(values)
+    vars(args).update(
+        {
+            **job.extra,
+            **asdict(job.config),
+            **asdict(place),
+            "ps_port": str(job.config.ps_port),
+            "needs": job.needs,
+            "selector_params": job.selector_params,
+            "event_dir": "" if events is None else str(events),
+        }
+    )
     args.num_class = module.datasetCategories.get(args.data_set, args.num_classes)
     module.args = args  # type: ignore[attr-defined]
     return args
+
+
+def trace_file(name: str | None) -> str | None:
+    """A trace that FedScale's arguments name; its default usually is not there and may be missing."""
+    return None if name == "/tmp/client.cfg" and not Path(name).exists() else name

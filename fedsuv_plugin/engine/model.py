@@ -103,28 +103,3 @@ class _Parameters:
     def load_state_dict(self, stepped: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._parameters.items():
             parameter.copy_(stepped[name])
-
-
-class Average:
-    """A weighted average of weight lists, folded in one at a time, summed in double precision."""
-
-    def __init__(self) -> None:
-        self._sums: list[np.ndarray] = []
-        self._like: list[np.ndarray] = []
-        self._total = 0.0
-
-    def add(self, weights: Sequence[np.ndarray], weight: float) -> None:
-        if not self._sums:
-            self._like = list(weights)
-            self._sums = [np.zeros(np.shape(w)) for w in weights]
-        for total, w in zip(self._sums, weights, strict=True):
-            total += weight * np.asarray(w, np.float64)
-        self._total += weight
-
-    def result(self) -> list[np.ndarray]:
-        """In the types the weights came in; a count such as BatchNorm's is rounded."""
-        averages = (total / self._total for total in self._sums)
-        return [
-            (a if np.issubdtype(w.dtype, np.floating) else np.rint(a)).astype(w.dtype)
-            for a, w in zip(averages, self._like, strict=True)
-        ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedsuv_plugin.engine.client import evaluate
+from fedsuv_plugin.engine.evaluation import evaluate
 from fedsuv_plugin.tasks.federated_data import Samples, initial_model
 
 if TYPE_CHECKING:

@@ -184,6 +184,17 @@ class Selector(ABC):
             setattr(self, name, copy.deepcopy(state[name]))
 
 
+def bad_pick(rows: np.ndarray, view: RoundView) -> str | None:
+    """What is wrong with what `select` returned, in words; None if nothing is."""
+    if rows.ndim != 1 or not (np.issubdtype(rows.dtype, np.integer) or rows.size == 0):
+        return f"an array of {rows.dtype} of shape {rows.shape}"
+    if len(np.unique(rows)) != len(rows):
+        return "a row twice"
+    if not np.isin(rows, view.online).all():
+        return "rows that are not online"
+    return None
+
+
 def best(scores: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
     """Positions of the k highest scores, best first, ties broken at random.
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, install, records, run, same_records
+from fedsuv_plugin.job import fedscale_args, run_job
 
 from fedsuv_plugin.config.argv import Place
 from fedsuv_plugin.config.job import Job
@@ -25,7 +26,6 @@ from fedsuv_plugin.engine.grpc_service import LoopbackChannel
 from fedsuv_plugin.engine.model import Average
 from fedsuv_plugin.engine.stock import TorchClient
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors import base as signal
 from fedsuv_plugin.selectors.base import Probe, RoundOutcome, RoundView, Selector

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import records, run_killed_and_resumed, same_records
+from fedsuv_plugin.job import run_job
 from selector_worlds import five_sigma
 
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine import executor as executor_module
 from fedsuv_plugin.engine.client import accuracies, evaluate
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
-from fedsuv_plugin.job import run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.federated_data import FederatedData, initial_model

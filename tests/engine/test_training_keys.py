@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SMALL, install, records, run, run_killed_and_resumed, same_records
+from fedsuv_plugin.job import fedscale_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.engine.client import Plan, PluginClient
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import fedscale_args
 from fedsuv_plugin.randomness import torch_seed
 from fedsuv_plugin.selectors.base import RoundView, Selector
 from fedsuv_plugin.tasks.federated_data import FederatedData, Samples, initial_model

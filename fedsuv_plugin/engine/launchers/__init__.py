@@ -1,0 +1,93 @@
+"""Launchers: what starts the aggregator and the executors of a job, one file each.
+
+Every launcher has `launch(run, executors, on_round) -> bool`; its file's name is what
+`fedsuv run --launcher` takes. The numbers are the same on all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.records import RunDirectory
+
+if TYPE_CHECKING:
+    from fedsuv_plugin.config.argv import Place
+    from fedsuv_plugin.config.job import Job
+    from fedsuv_plugin.engine.aggregator import OnRound
+
+LAUNCHERS = ("loopback", "processes")
+
+
+def run_job(
+    run: RunDirectory,
+    launcher: str = "loopback",
+    executors: int = 1,
+    on_round: OnRound = lambda record, metrics: None,
+) -> bool:
+    """Run the job of a run directory to its end, or on from its last checkpoint.
+
+    False: it was stopped on request, and can be resumed."""
+    module = importlib.import_module(f"{__name__}.{launcher}")
+    with closing(run), _log_to(run.path / "log"):
+        finished: bool = module.launch(run, executors, on_round)
+        return finished
+
+
+def run_aggregator(job: Job, place: Place) -> None:
+    """The aggregator of a job whose executors somebody else starts, e.g. FedScale's driver."""
+    from fedsuv_plugin.engine.aggregator import PluginAggregator
+    from fedsuv_plugin.engine.executor_pool import ExecutorPool
+    from fedsuv_plugin.engine.grpc_service import GrpcService
+    from fedsuv_plugin.engine.interrupts import stop_on_interrupt
+
+    run = RunDirectory.create(job, place.time_stamp)
+    config = run.job.config
+    pool = ExecutorPool()
+    with closing(run), _log_to(run.path / "log"):
+        aggregator = PluginAggregator(run.job, place, pool, run)
+        with (
+            GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
+            stop_on_interrupt(aggregator),
+        ):
+            aggregator.run()
+
+
+def aggregator_main(argv: list[str]) -> int:
+    """An aggregator process, as FedScale's driver starts it."""
+    from fedsuv_plugin.config.argv import from_argv
+    from fedsuv_plugin.engine.executor_pool import JobFailed
+
+    try:
+        run_aggregator(*from_argv(argv))
+    except UserError as error:
+        print(f"aggregator: {error}", file=sys.stderr)
+        return 2
+    except JobFailed as error:
+        print(f"aggregator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """FedScale logs to the root logger; while the job runs that goes to its run directory."""
+    handler = logging.FileHandler(path)
+    layout = "%(asctime)s %(levelname)-8s [%(filename)s:%(lineno)d] %(message)s"
+    handler.setFormatter(logging.Formatter(layout))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

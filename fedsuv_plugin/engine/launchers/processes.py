@@ -8,67 +8,52 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from fedsuv_plugin.config.argv import Place
-from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.engine.aggregator import JobFailed, PluginAggregator
-from fedsuv_plugin.job import fedscale_args, stop_on_interrupt
+from fedsuv_plugin.config.resolved import ResolvedJob
+from fedsuv_plugin.engine.aggregator import OnRound, PluginAggregator
+from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed
+from fedsuv_plugin.engine.grpc_service import GrpcService
+from fedsuv_plugin.engine.interrupts import stop_on_interrupt
 from fedsuv_plugin.records import RunDirectory
 
-if TYPE_CHECKING:
-    from fedsuv_plugin.job import OnRound
-
+HERE = "127.0.0.1"
 END_GRACE = 10.0  # seconds an executor has to end by itself once the job is over
 
 
 def launch(run: RunDirectory, executors: int, on_round: OnRound) -> bool:
-    job = run.job.with_values(ps_ip="127.0.0.1", ps_port=free_port())
-    place = Place(this_rank=0, num_executors=executors, executor_configs=f"127.0.0.1:[{executors}]")
-    aggregator = PluginAggregator(job, fedscale_args(job, place, run.events), run, on_round)
-    with stop_on_interrupt(aggregator), _executors(job, executors, run, aggregator):
+    """Run the job with so many executor processes. False: it was stopped on request."""
+    job = run.job.with_values(ps_ip=HERE, ps_port=free_port())
+    place = Place(this_rank=0, num_executors=executors, executor_configs=f"{HERE}:[{executors}]")
+    pool = ExecutorPool()
+    aggregator = PluginAggregator(job, place, pool, run, on_round)
+    with (
+        GrpcService(pool, HERE, job.config.ps_port, executors),
+        stop_on_interrupt(aggregator),
+        _executors(job, executors, run.path / "executors.log", pool),
+    ):
         aggregator.run()
     return aggregator.round == job.config.rounds
 
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HERE, 0))
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def _executors(
-    job: Job, count: int, run: RunDirectory, aggregator: PluginAggregator
-) -> Iterator[None]:
-    """The executor processes; if one ends before its time the aggregator is told, so that it does not wait for ever."""
+def _executors(job: ResolvedJob, count: int, log: Path, pool: ExecutorPool) -> Iterator[None]:
+    """The executor processes. If one ends before its time the pool is told, so nobody waits."""
     over = threading.Event()
 
     def watch(rank: int, process: subprocess.Popen[bytes]) -> None:
         if process.wait() and not over.is_set():
-            aggregator.fail(
-                JobFailed(f"executor {rank} ended with exit code {process.returncode}; see {log}")
-            )
+            code = process.returncode
+            pool.fail(JobFailed(f"executor {rank} ended with exit code {code}; see {log}"))
 
-    log = run.path / "executors.log"
-    with log.open("ab") as output:
-        # A session of their own: Ctrl-C is for the aggregator, which tells them when to end.
-        started = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fedsuv_plugin.engine.executor",
-                    *job.to_argv(),
-                    f"--this_rank={rank}",
-                    f"--num_executors={count}",
-                ],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            for rank in range(1, count + 1)
-        ]
+    started = _start(job, count, log)
     watchers = [
         threading.Thread(target=watch, args=pair, daemon=True)
         for pair in enumerate(started, start=1)
@@ -86,3 +71,18 @@ def _executors(
                 process.kill()
         for watcher in watchers:
             watcher.join()
+
+
+def _start(job: ResolvedJob, count: int, log: Path) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "fedsuv_plugin.engine.executor", *job.to_argv()]
+    with log.open("ab") as output:
+        # A session of their own: Ctrl-C is for the aggregator, which tells them when to end.
+        return [
+            subprocess.Popen(
+                [*command, f"--this_rank={rank}", f"--num_executors={count}"],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            for rank in range(1, count + 1)
+        ]

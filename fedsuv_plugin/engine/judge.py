@@ -1,0 +1,65 @@
+"""How good the published model is: on the test set, and in the clients' own opinion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.engine.executor_pool import ExecutorPool
+from fedsuv_plugin.engine.signals import CLIENTS_AT_ONCE
+from fedsuv_plugin.engine.task import PROBE, TEST
+from fedsuv_plugin.records import finite_or_none
+from fedsuv_plugin.selectors.signals import OPINIONS
+
+Chunk = dict[str, float]  # FedScale's test result of a part of the test set
+
+
+class Judge:
+    """Has the executors evaluate the model that was published last."""
+
+    def __init__(self, pool: ExecutorPool):
+        self._pool = pool
+
+    def test(self, samples: int | None) -> list[Chunk]:
+        """The model on the first samples of the test set (none: all), chunk by chunk."""
+        chunks: dict[int, Chunk] = {}
+        every = len(self._pool)  # executors share the chunks
+        tasks = [
+            self._pool.task(TEST, samples=samples, first=first, every=every)
+            for first in range(every)
+        ]
+        self._pool.run(tasks, chunks.update)
+        return [chunks[chunk] for chunk in sorted(chunks)]
+
+    def opinions(self, clients: np.ndarray) -> dict[int, Any]:
+        """The model's accuracy on each client's held-out samples; executors share the clients."""
+        groups = [
+            clients[start : start + CLIENTS_AT_ONCE]
+            for start in range(0, len(clients), CLIENTS_AT_ONCE)
+        ]
+        every = min(len(self._pool), len(groups))
+        tasks = [
+            self._pool.task(PROBE, np.concatenate(groups[first::every]), probe=OPINIONS)
+            for first in range(every)
+        ]
+        answers: dict[int, Any] = {}
+        self._pool.run(tasks, answers.update)
+        return {client: answers[client] for client in clients.tolist() if client in answers}
+
+    def clients_accuracy(self, clients: int) -> dict[str, float]:
+        """How the clients find the model: their mean accuracy, and that of the worst tenth."""
+        each = np.sort(list(self.opinions(np.arange(1, clients + 1)).values()))
+        if not len(each):
+            return {}
+        worst = each[: -(-len(each) // 10)]
+        return {"clients_mean": float(each.mean()), "clients_worst_tenth": float(worst.mean())}
+
+
+def accuracy_and_loss(tested: list[Chunk]) -> tuple[float | None, float | None]:
+    """Over all samples of the chunks; (None, None) if there are none."""
+    n = sum(chunk["test_len"] for chunk in tested)
+    if not n:
+        return None, None
+    accuracy = sum(chunk["top_1"] for chunk in tested) / n
+    return accuracy, finite_or_none(sum(chunk["test_loss"] for chunk in tested) / n)

@@ -1,0 +1,79 @@
+"""One round, as data: what each stage makes, and the next one gets.
+
+begin -> probe -> select -> settle -> train -> merge -> judge -> feedback -> record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How good the global model is, as far as anybody asked."""
+
+    accuracy: float | None = None  # as the selector hears it
+    loss: float | None = None
+    metrics: Mapping[str, Any] | None = None  # the line of metrics.jsonl, where one was due
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that begins."""
+
+    number: int  # 1, 2, ...
+    clock: float  # virtual seconds since the job began
+    seats: int  # how many clients are asked
+    wanted: int | None  # how many of them are aggregated; none: all who make it
+    learning_rate: float
+    judgement: Judgement  # of the model it begins with
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Those who are asked to train."""
+
+    clients: np.ndarray  # (m,) FedScale's ids, ascending
+    select_seconds: float  # of wall time, to choose them
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """Who of the cohort makes it, and what it costs."""
+
+    times: np.ndarray  # (m,) virtual seconds of each client of the cohort
+    joules: float  # spent by everyone who was asked, also by those who come too late
+    due: np.ndarray  # ids whose updates reach the server, in the order of completion
+    seconds: float  # how long the round lasts
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What the clients reported, without their weights; those who sent rubbish are left out."""
+
+    reports: Mapping[int, dict[str, Any]]  # client -> FedScale's result, in the order of merging
+
+    @property
+    def mean_loss(self) -> float | None:
+        losses = [report["moving_loss"] for report in self.reports.values()]
+        return float(np.mean(losses)) if losses else None
+
+    @property
+    def mean_utility(self) -> float:
+        utilities = [report["utility"] for report in self.reports.values()]
+        return float(np.mean(utilities)) if utilities else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A round that is over."""
+
+    round: Round
+    cohort: Cohort
+    settled: Settled
+    trained: Trained
+    judgement: Judgement  # of the model it ends with

@@ -1,0 +1,81 @@
+"""What clients do in a round: answer probes before it, train in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsuv_plugin.config.keys import JobConfig
+from fedsuv_plugin.engine.executor_pool import ExecutorPool
+from fedsuv_plugin.engine.feedback import Keep
+from fedsuv_plugin.engine.merging import Merge, Update, Weights
+from fedsuv_plugin.engine.rounds import Round, Trained
+from fedsuv_plugin.engine.task import PROBE, TRAIN
+
+
+def ask_clients(
+    pool: ExecutorPool, now: Round, kind: str, clients: np.ndarray, keep: Keep
+) -> dict[int, np.ndarray]:
+    """What each client answers to a probe, as far as `keep` keeps it."""
+    answers: dict[int, np.ndarray] = {}
+
+    def consume(value: dict[int, np.ndarray]) -> None:
+        for client, answer in value.items():
+            answers[client] = keep(client, answer)
+
+    settings = _settings(now)
+    tasks = [pool.task(PROBE, [c], probe=kind, **settings) for c in clients.tolist()]
+    pool.run(tasks, consume)
+    return answers
+
+
+def train_clients(
+    pool: ExecutorPool, config: JobConfig, now: Round, clients: np.ndarray, merge: Merge
+) -> Trained:
+    """Train the clients and merge their updates in the order of `clients`, whoever is faster.
+
+    An update is let go once it is merged, unless the gradient policy asks for all of them."""
+    by_samples = config.aggregation_weights == "samples"
+    keep_weights = config.gradient_policy == "q-fedavg"
+    reports: dict[int, dict[str, Any]] = {}
+
+    def consume(value: dict[int, dict[str, Any]]) -> None:
+        for client, report in value.items():
+            weight = float(pool.sizes[client - 1]) if by_samples else 1.0
+            update = Update(client, list(report["update_weight"].values()), weight)
+            if not _sound(report, update.weights, merge.model):
+                logging.warning(
+                    "client %s sent an update that is not finite or does not fit the model; it "
+                    "counts as having missed round %d",
+                    client,
+                    now.number,
+                )
+                continue
+            merge.add(update)
+            if not keep_weights:
+                del report["update_weight"]
+            reports[client] = report
+
+    settings = _settings(now)
+    pool.run([pool.task(TRAIN, [c], **settings) for c in clients.tolist()], consume)
+    return Trained(reports)
+
+
+def _settings(now: Round) -> dict[str, Any]:
+    return {"round": now.number, "learning_rate": now.learning_rate}
+
+
+def _sound(report: Mapping[str, Any], weights: Weights, like: Weights) -> bool:
+    """Whether an update can be merged: the model's shapes, and finite throughout."""
+    if len(weights) != len(like):
+        return False
+    if any(w.shape != m.shape for w, m in zip(weights, like, strict=True)):
+        return False
+    signals = [np.sum(signal) for signal in report["signals"].values()]
+    numbers = [report["utility"], report["moving_loss"], *signals]
+    if not np.isfinite(numbers).all() or report["moving_loss"] < 0:
+        return False
+    return all(np.isfinite(np.sum(w, dtype=np.float64)) for w in weights)
