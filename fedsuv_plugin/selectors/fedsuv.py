@@ -340,8 +340,8 @@ class FedSUV(Selector):
             self.utility_low, self.utility_high, bounds.utility_low, bounds.utility_high
         )
         pool = np.flatnonzero(self.candidate)
-        low, high = (region[:, pool] for region in self._regions())
-        gone = pool[take_out_dominated(low, high, self.cohort, self.rng)]
+        low, high = self._regions()
+        gone = pool[take_out_dominated(low[:, pool], high[:, pool], self.cohort, self.rng)]
         self.candidate[gone] = False
         return len(gone)
 

@@ -330,9 +330,13 @@ def greedy_filter(vectors: Sequence[np.ndarray], reward: Reward, accept: Accept)
         gain_drop[i] = reward_without - reward_y
         kept[i] = accept(gain_add[i], gain_drop[i])
         if kept[i]:
-            sum_x, size_x, reward_x = with_i, size_x + 1, reward_with
+            sum_x = with_i
+            size_x += 1
+            reward_x = reward_with
         else:
-            sum_y, size_y, reward_y = without_i, size_y - 1, reward_without
+            sum_y = without_i
+            size_y -= 1
+            reward_y = reward_without
     return Filtering(kept, gain_add, gain_drop, before, after=reward_x)
 
 

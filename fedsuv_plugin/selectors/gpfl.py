@@ -137,6 +137,7 @@ class Gpfl(Selector):
             self._project(np.array([row]), value[None], self._first_limit)
 
     def _find_first_direction(self, start: FirstDirections) -> None:
+        """The first g, now that all first lengths are known."""
         self._first_limit = self._limit()
         self.g = start.mean(self._first_limit)
 
@@ -149,6 +150,7 @@ class Gpfl(Selector):
             self._start = None
 
     def _limit(self) -> float:
+        """The length at which directions are cut off now."""
         return longest_believed(self.lengths[self.lengths > 0])
 
     def _project(self, rows: np.ndarray, directions: np.ndarray, limit: float) -> None:
@@ -172,9 +174,9 @@ class Gpfl(Selector):
         return view.online[best(self.score[view.online], k, self.rng)]
 
     def _welcome(self, online: np.ndarray) -> None:
-        """Give the median projection to all clients that have neither projection nor joined.
+        """Give the median projection to clients that had not joined and have none of their own.
 
-        Those that join now keep it until they send a direction of their own."""
+        Those that join now keep it until they send a direction."""
         unheard = ~self.placed & ~self.joined
         if unheard.any() and self.placed.any():
             self.projection[unheard] = np.median(self.projection[self.placed])
