@@ -1,26 +1,28 @@
 """BP-UCB: clients agree among neighbours, by belief propagation and gossip, who goes next.
 
-Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
-    Goal-Directed Client Selection." Algorithm 2, eq. (4)-(7), (17), (18) and Appendix B.
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model
+    Efficacy with Goal-Directed Client Selection." Algorithm 2, eq. (4)-(7), (17), (18), appendix B.
 
 Paper symbol -> name here
-    t -> slot + 1    r_{t,n} -> opinion    r-bar_{t,n}, Pi_{t,n} -> opinion_mean, count    b_{t,n} -> belief
-    nu^{j->i} -> messages    theta_j -> field    J_{ij} -> coupling    Psi (eq. 17) -> score    C, beta -> fading_*
+    t -> slot + 1    r_{t,n} -> opinion    r-bar_{t,n}, Pi_{t,n} -> opinion_mean, count
+    b_{t,n} -> belief    nu^{j->i} -> messages    theta_j -> field    J_{ij} -> coupling
+    Psi (eq. 17) -> score    C, beta -> fading_*
 Departures
-    Eq. (6) as printed does not depend on the state it sums over, so its normalised message is constant. Appendix B
-    analyses it as a binary pairwise model, and that is what is done here: states -1 (not selected) and +1 (selected),
-    local function (1 - r^2, r^2), compatibility exp(J s_i s_n) with J = -C d^beta, d in km. Messages are halved
-    log-odds (eq. 28), which stay finite however strong the coupling.
-    The paper does not say who links to whom: whoever is within `radius_km`, by default 1.1 times the longest edge of
-    the minimum spanning tree, so that the graph hangs together. Gossip takes as many exchanges as the graph has
-    diameter; the outcome is the exact ranking, so it is sorted here and the messages are counted. Past 10,000 clients
-    twice the eccentricity of a central client stands in for the diameter.
-    The first opinion is that of the untrained model and stays in the mean. A client that was offline has the mean
-    opinion of the others until it tells its own. Offline clients still pass messages on.
-    Opinions are on a client's own held-out samples. One with few classes likes a model it has helped to train, so the
-    bandit may settle on such clients: in the replay of table I it averaged 0.46, 0.87 and 0.54 in three trials, in the
-    paper 0.86. The paper "uses the test data set" for opinions; if that means shares of one IID test set, there was no
-    such pull.
+    - Eq. (6) as printed does not depend on the state it sums over, so its normalised message is
+      constant; here it is the binary pairwise model that appendix B analyses: states -1 (not
+      selected) and +1 (selected), local function (1 - r^2, r^2), compatibility exp(J s_i s_n) with
+      J = -C d^beta, d in km.
+    - Messages are halved log-odds (eq. 28), which stay finite however strong the coupling.
+    - Neighbours are all within `radius_km`, by default 1.1 times the longest edge of the minimum
+      spanning tree, so that the graph is connected; the paper does not say who links to whom.
+    - Gossip, which takes as many exchanges as the graph's diameter and ends with the exact ranking,
+      is replaced by a sort; its messages are counted.
+    - Past 10,000 clients twice the eccentricity of a central client stands in for the diameter.
+    - The first opinion is that of the untrained model and stays in the mean.
+    - A client that was offline has the mean opinion of the others until it tells its own.
+    - Offline clients still pass messages on.
+    - Opinions are on a client's own held-out samples, where one with few classes likes a model it
+      has helped to train; the paper's "test data set" may mean shares of one IID set.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from fedsuv_plugin.params import param
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, best
 from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
 
-MARGIN = 1e-6  # opinions stay so far from 0 and 1 in a local function
-SLACK = 1.1  # the default radius over the smallest that connects everyone
+MARGIN = 1e-6  # a local function takes opinions no nearer than this to 0 and 1
+SLACK = 1.1  # the default radius, in units of the smallest that connects everyone
 EXACT_DIAMETER = 10_000  # clients up to which the diameter is exact
-NO_OPINION = 0.5  # of clients before anyone has told one
+NO_OPINION = 0.5  # the opinion of all clients before anyone has told one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class BPUCBParams(SlotParams):
     )
     radius_km: float | None = param(
         None,
-        "who is within it is a neighbour; none: 1.1 times the longest edge of the minimum spanning tree",
+        "who is within it is a neighbour; none: 1.1 times the longest edge of the minimum "
+        "spanning tree",
         above=0,
     )
     bp_tolerance: float = param(
@@ -66,13 +69,13 @@ class BPUCBParams(SlotParams):
 
 @dataclass(frozen=True)
 class Graph:
-    """Directed edges, each undirected one twice: edge e and the reverse of it, reverse[e]."""
+    """n clients and m links between them, each link as two directed edges, one either way."""
 
     n: int
     source: np.ndarray  # (2m,)
     target: np.ndarray  # (2m,)
     km: np.ndarray  # (2m,) length
-    reverse: np.ndarray  # (2m,)
+    reverse: np.ndarray  # (2m,) number of the same link's other edge
 
     @classmethod
     def of_pairs(cls, pairs: np.ndarray, km: np.ndarray, n: int) -> Graph:
@@ -80,43 +83,51 @@ class Graph:
         first, second = pairs.reshape(m, 2).T
         return cls(
             n,
-            np.concatenate([first, second]),
-            np.concatenate([second, first]),
-            np.concatenate([km, km]),
-            np.concatenate([np.arange(m, 2 * m), np.arange(m)]),
+            source=np.concatenate([first, second]),
+            target=np.concatenate([second, first]),
+            km=np.concatenate([km, km]),
+            reverse=np.concatenate([np.arange(m, 2 * m), np.arange(m)]),
         )
 
     def matrix(self) -> coo_array:
-        return coo_array(
-            (np.ones(len(self.source)), (self.source, self.target)), (self.n, self.n)
-        ).tocsr()
+        """(n, n), 1 where there is an edge."""
+        ones = np.ones(len(self.source))
+        return coo_array((ones, (self.source, self.target)), (self.n, self.n)).tocsr()
 
     def diameter(self, central: int) -> int:
-        """Most hops between two clients; past EXACT_DIAMETER clients an upper bound from the `central` one.
+        """Most hops between two clients; past EXACT_DIAMETER clients an upper bound.
 
-        Every search from one client bounds the eccentricities of all others, and few searches settle the largest
-        (F. W. Takes, W. A. Kosters, CIKM 2011)."""
-        matrix, low, high = self.matrix(), np.zeros(self.n), np.full(self.n, np.inf)
-        client, widest = central, True
+        A search from one client, the `central` one first, bounds the eccentricities of all others
+        (the hops to the farthest client), and few searches settle the largest (F. W. Takes,
+        W. A. Kosters, CIKM 2011)."""
+        matrix = self.matrix()
+        low = np.zeros(self.n)  # bounds of the eccentricities
+        high = np.full(self.n, np.inf)
+        client = central
+        take_highest = True
         while low.max() < high.max():
             hops = dijkstra(matrix, indices=client, unweighted=True)
-            far = hops.max()
+            farthest = hops.max()
             if self.n > EXACT_DIAMETER:
-                return int(2 * far)
-            low, high = np.maximum(low, np.maximum(hops, far - hops)), np.minimum(high, far + hops)
-            low[client] = high[client] = far
-            open_ones = np.flatnonzero(low < high)
-            if not len(open_ones):
+                return int(2 * farthest)
+            low = np.maximum(low, np.maximum(hops, farthest - hops))
+            high = np.minimum(high, farthest + hops)
+            low[client] = high[client] = farthest
+            unsettled = np.flatnonzero(low < high)
+            if not len(unsettled):
                 break
-            client = int(
-                open_ones[np.argmax(high[open_ones]) if widest else np.argmin(low[open_ones])]
-            )
-            widest = not widest
+            if take_highest:
+                client = int(unsettled[np.argmax(high[unsettled])])
+            else:
+                client = int(unsettled[np.argmin(low[unsettled])])
+            take_highest = not take_highest
         return int(low.max())
 
 
 @dataclass(frozen=True)
 class Beliefs:
+    """What belief propagation ended with."""
+
     probability: np.ndarray  # (n,) of being selected, s = +1
     sweeps: int
     converged: bool
@@ -130,24 +141,31 @@ def propagate(
     sweeps: int,
     start: np.ndarray | None = None,
 ) -> Beliefs:
-    """Sum-product with local fields (n,) and couplings (2m,): eq. (28), all messages at once, O(edges) a sweep."""
+    """Sum-product with local fields (n,) and couplings (2m,), eq. (28), O(edges) a sweep.
+
+    A sweep computes all messages at once; there are at most `sweeps` of them."""
     messages = np.zeros(len(coupling)) if start is None else start
-    done, change = 0, np.inf if len(coupling) else 0.0
+    done = 0
+    change = np.inf if len(coupling) else 0.0
     while done < sweeps and change > tolerance:
+        # All that a source knows but what the target itself has told it.
         cavity = _total(graph, field, messages)[graph.source] - messages[graph.reverse]
-        # atanh(tanh J tanh h), in a form that cannot overflow
+        # This is atanh(tanh J tanh h) in a form that cannot overflow.
         new = (_log_cosh(cavity + coupling) - _log_cosh(cavity - coupling)) / 2
-        change, messages, done = float(np.abs(new - messages).max()), new, done + 1
+        change = float(np.abs(new - messages).max())
+        messages = new
+        done += 1
     logit = 2 * _total(graph, field, messages)
     return Beliefs(np.exp(-np.logaddexp(0, -logit)), done, change <= tolerance)
 
 
 def _total(graph: Graph, field: np.ndarray, messages: np.ndarray) -> np.ndarray:
+    """Each client's own field plus all messages to it, (n,)."""
     return field + np.bincount(graph.target, messages, graph.n)
 
 
 def _log_cosh(x: np.ndarray) -> np.ndarray:
-    """Up to a constant."""
+    """log cosh x, up to a constant."""
     return np.logaddexp(x, -x)
 
 
@@ -158,24 +176,21 @@ def local_field(opinion: np.ndarray) -> np.ndarray:
 
 
 def connecting_radius(points: np.ndarray) -> float:
-    """The smallest radius at which all points hang together: the longest edge of their minimum spanning tree."""
+    """The smallest radius that connects all points: the longest edge of their spanning tree."""
     points = np.unique(points, axis=0)
     if len(points) < 2:
         return 0.0
     try:
-        corners = Delaunay(points).simplices  # its edges contain the tree's
-        pairs = np.unique(
-            np.sort(
-                np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]), axis=1
-            ),
-            axis=0,
-        )
-    except QhullError:  # all on a line, where `unique` has put neighbours side by side
+        # The edges of the minimum spanning tree are among those of the Delaunay triangles.
+        corners = Delaunay(points).simplices
+        edges = np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]])
+        pairs = np.unique(np.sort(edges, axis=1), axis=0)
+    except QhullError:
+        # All points are on a line, where `unique` has put neighbours side by side.
         pairs = np.column_stack([np.arange(len(points) - 1), np.arange(1, len(points))])
     lengths = _distances(points, pairs)
-    tree = minimum_spanning_tree(
-        coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points))).tocsr()
-    )
+    graph = coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points)))
+    tree = minimum_spanning_tree(graph.tocsr())
     return float(tree.data.max())
 
 
@@ -192,13 +207,15 @@ def neighbour_graph(km: np.ndarray, radius: float | None) -> Graph:
     parts = int(connected_components(graph.matrix(), directed=False)[0])
     if parts > 1:
         raise UserError(
-            f"bp_ucb.radius_km: {reach:g} leaves the clients in {parts} groups that cannot reach each "
-            f"other; expected at least {needed:.4g}, or none"
+            f"bp_ucb.radius_km: {reach:g} leaves the clients in {parts} groups that cannot reach "
+            f"each other; expected at least {needed:.4g}, or none"
         )
     return graph
 
 
 class BPUCB(TimeSlotSelector):
+    """Used as `sample_mode: bp_ucb`; who is whose neighbour follows from the clients' positions."""
+
     name = "bp_ucb"
     paper = "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (BP-UCB)"
     Params = BPUCBParams
@@ -217,20 +234,21 @@ class BPUCB(TimeSlotSelector):
 
     def __init__(self, params: BPUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
-        n, km = len(clients), clients.position / 1000
+        n = len(clients)
+        km = clients.position / 1000
         self._graph = neighbour_graph(km, params.radius_km)
         self._coupling = -(10 ** (params.fading_c_db / 10)) * self._graph.km**params.fading_beta
         central = int(np.argmin(np.hypot(*(km - km.mean(axis=0)).T)))
         self._exchanges = self._graph.diameter(central)
         self.opinion = np.full(n, NO_OPINION)  # (n,) the latest
-        self.told = np.zeros(n, bool)  # (n,) it is the client's own
-        self.opinion_mean = np.full(
-            n, NO_OPINION
-        )  # (n,) over the slots it took part in, and the first
-        self.count = np.ones(n, np.int64)  # (n,) how many those are
-        self.belief = np.full(n, 0.5)  # (n,) probability that it should be selected
+        self.told = np.zeros(n, bool)  # (n,) whether that is the client's own
+        # (n,) mean of the first opinion and of those after slots in which the client took part
+        self.opinion_mean = np.full(n, NO_OPINION)
+        self.count = np.ones(n, np.int64)  # (n,) how many opinions that is the mean of
+        self.belief = np.full(n, 0.5)  # (n,) probability that the client should be selected
         self.score = np.zeros(n)  # (n,) eq. (17)
-        self.sweeps, self.converged = 0, True
+        self.sweeps = 0
+        self.converged = True
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         """Algorithm 2, lines 3-5 and 16-19; t = 1 is the initialisation."""
@@ -241,7 +259,9 @@ class BPUCB(TimeSlotSelector):
             self.params.bp_tolerance,
             self.params.bp_iterations,
         )
-        self.belief, self.sweeps, self.converged = found.probability, found.sweeps, found.converged
+        self.belief = found.probability
+        self.sweeps = found.sweeps
+        self.converged = found.converged
         bonus = self.params.mu * np.sqrt(np.log(self.slot + 1) / self.count)
         self.score = self.opinion_mean + self.belief / len(self.clients) + bonus
         return online[best(self.score[online], k, self.rng)]
@@ -254,7 +274,8 @@ class BPUCB(TimeSlotSelector):
         """Lines 6-8, for those who took part and answered: eq. (18)."""
         self._hear(opinions)
         took_part = self.took_part[opinions.rows]
-        rows, values = opinions.rows[took_part], opinions.values[took_part]
+        rows = opinions.rows[took_part]
+        values = opinions.values[took_part]
         self.count[rows] += 1
         self.opinion_mean[rows] += (values - self.opinion_mean[rows]) / self.count[rows]
 

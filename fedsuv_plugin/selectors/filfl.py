@@ -1,25 +1,30 @@
 """FilFL: before any selector chooses, leave out the clients whose models do not fit in.
 
-Paper: F. Fourati, S. Kharrat, V. Aggarwal, M.-S. Alouini, M. Canini. "FilFL: Client Filtering for Optimized Client
-    Participation in Federated Learning." ECAI 2024, arXiv:2302.06599. Algorithms 1 and 2, eq. (2)-(3).
+Paper: F. Fourati, S. Kharrat, V. Aggarwal, M.-S. Alouini, M. Canini. "FilFL: Client Filtering for
+    Optimized Client Participation in Federated Learning." ECAI 2024, arXiv:2302.06599.
+    Algorithms 1 and 2, eq. (2)-(3).
 
 Paper symbol -> name here
-    S_t -> view.online    S_t^f -> filtered    h -> period    chi -> variant    w_t^k -> global weights + update
-    R(S), eq. (2) -> reward    a_i, b_i, eq. (3) -> gain_add, gain_drop    P -> the server's public set
-What the paper leaves open, and how it is here
-    C in eq. (2) is 0: it cancels. Averaging nobody gives no model: R of the empty set is that of a model with all
-    parameters 0, whose scores are all equal, so that with cross-entropy it is -ln(classes), the uniform guess.
-    A loss that is not finite counts as 1e6. Clients are visited in the order of their rows. With the running sums of
-    the clients' updates and R(X), R(Y) remembered, a filtering costs two forward passes per client, and two more.
-    Buffers (BatchNorm's statistics) are no part of an update: R is taken with those of the current global model.
-    `weights: last` adds each client's last uploaded update to the current global model; a client never seen passes.
-    `fresh` has every available client train first, as the analysis assumes; one that does not answer passes.
-    The client's own training (FedAvg, FedProx) is the job's business and changes nothing here.
+    S_t -> view.online    S_t^f -> filtered    h -> period    chi -> variant
+    w_t^k -> global weights + update    R(S), eq. (2) -> reward    P -> the server's public set
+    a_i, b_i, eq. (3) -> gain_add, gain_drop
 Departures
-    An update longer than 10 times the median of the updates at hand is shortened to that: it is still bad company,
-    but it does not wipe out the digits of everybody else in the running sums.
-    If nobody is filtered in, everybody is. Without a public set (FedScale's own aggregator) everybody passes, too.
-Checkpoints hold all last updates, in memory or not: they are what filtering depends on.
+    - C in eq. (2) is 0, because it cancels.
+    - R of the empty set, which has no average model, is that of a model with all parameters 0: its
+      scores are all equal, so with cross-entropy R is -ln(classes), that of a uniform guess.
+    - A loss that is not finite counts as 1e6.
+    - Clients are visited in the order of their rows.
+    - R is taken with the buffers (BatchNorm's statistics) of the current global model, because
+      they are no part of an update.
+    - `weights: last` adds each client's last uploaded update to the current global model; a client
+      never seen passes.
+    - `weights: fresh` has every available client train first, as the analysis assumes; one that
+      does not answer passes.
+    - An update longer than 10 times the median of the updates at hand is shortened to that: it
+      still spoils the average, but the running sums keep the digits of the other clients.
+    - The client's own training (FedAvg, FedProx) is the job's business and changes nothing here.
+    - If nobody is filtered in, everybody is.
+    - Without a public set (FedScale's own aggregator) everybody passes.
 """
 
 from __future__ import annotations
@@ -39,8 +44,8 @@ from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, Round
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
 from fedsuv_plugin.selectors.signals import PUBLIC_LOSS, WEIGHTS
 
-HOPELESS = 1e6  # a loss that is not finite
-LARGEST = 1e30  # updates end here on arrival, so that no square of them overflows
+HOPELESS = 1e6  # what a loss that is not finite counts as
+LARGEST = 1e30  # updates are clipped here on arrival, so that no square of them overflows
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MB = 2**20
 
@@ -74,6 +79,8 @@ class FilflParams(AnyParams):
 
 
 class Filfl(Selector):
+    """Used as `sample_mode: filfl`, with the selector to put it around in `filfl.inner`."""
+
     name = "filfl"
     paper = "Fourati et al., FilFL: Client Filtering for Optimized Client Participation, ECAI 2024"
     needs = frozenset({PUBLIC_LOSS, WEIGHTS})
@@ -86,22 +93,21 @@ class Filfl(Selector):
     ):
         super().__init__(params, clients, rng)
         self.inner = inner
-        self.free_cohort = (
-            inner.free_cohort
-        )  # where more than k pass, the inner selector has the say
+        # Where more than k pass, the inner selector decides how many are chosen.
+        self.free_cohort = inner.free_cohort
         self.accept: Accept = dgf if params.variant == "dgf" else rgf(rng)
         self.updates = Updates(len(clients), params.weights_budget_mb)
         self.available: np.ndarray | None = None  # rows online in the previous round
-        self.filtered = np.zeros(0, np.int64)  # rows that passed, of those
-        self.visited = np.zeros(0, np.int64)  # rows the last filtering decided on, (m,) ...
-        self.gains = np.zeros((2, 0))  # ... and their a and b
+        self.filtered = np.zeros(0, np.int64)  # the rows of `available` that passed
+        self.visited = np.zeros(0, np.int64)  # (m,) rows the last filtering decided on
+        self.gains = np.zeros((2, 0))  # (2, m) their a and b
         self._report: dict[str, Any] = {}  # of this round's filtering, if there was one
         self._received: np.ndarray | None = None  # the weights this round's clients train from
         self._begin(0)
 
     @classmethod
     def required(cls, params: AnyParams) -> frozenset[str]:
-        """Fresh weights come by probe, and uploads are then of no use."""
+        """Uploaded weights are not needed where fresh ones are asked for by a probe."""
         assert isinstance(params, FilflParams)
         return cls.needs - {WEIGHTS} if params.weights == "fresh" else cls.needs
 
@@ -110,25 +116,22 @@ class Filfl(Selector):
         assert isinstance(params, FilflParams)
         return params.inner
 
-    # ---- a round: (ask for fresh weights,) filter, let the inner selector ask, let it choose
+    # ---- a round: ask for fresh weights if wanted, filter, let the inner selector ask and choose
 
     def _begin(self, number: int) -> None:
         self._round = number
         self._training = False  # fresh weights are being asked for
-        self._settled = False  # it is clear who passes
+        self._settled = False  # it has been decided who passes
         self._inner_asks = False  # the last probe was the inner selector's
         self._report = {}
 
     def probe(self, view: RoundView) -> Probe | None:
         if self._round != view.round:
             self._begin(view.round)
-        if (
-            self.params.weights == "fresh"
-            and not self._training
-            and not self._settled
-            and self._due(view)
-        ):
-            self._training, self._received = True, view.weights
+        undecided = not self._training and not self._settled
+        if self.params.weights == "fresh" and undecided and self._due(view):
+            self._training = True
+            self._received = view.weights
             self.updates.clear()
             return Probe(WEIGHTS, view.online, one_by_one=True, more=True)
         self._settle(view)
@@ -152,7 +155,7 @@ class Filfl(Selector):
         return self.inner.select(self._inner_view(view), k)
 
     def _inner_view(self, view: RoundView) -> RoundView:
-        """Those filtered in are all the inner selector sees of the clients, and only its own questions are answered."""
+        """The view for the inner selector: only filtered clients, only answers to its own probe."""
         return replace(view, online=self.filtered, probe=view.probe if self._inner_asks else None)
 
     def update(self, outcome: RoundOutcome) -> None:
@@ -163,33 +166,38 @@ class Filfl(Selector):
 
     def _keep(self, row: int, weights: np.ndarray) -> None:
         if self._received is not None:
-            self.updates.put(
-                row, np.clip(weights - self._received.astype(np.float64), -LARGEST, LARGEST)
-            )
+            update = weights - self._received.astype(np.float64)
+            self.updates.put(row, np.clip(update, -LARGEST, LARGEST))
 
     # ---- filtering, algorithm 2, lines 3-7
 
     def _due(self, view: RoundView) -> bool:
+        """Whether this round filters: not the first, then each `period` or if clients changed."""
         if self.available is None or view.public_loss is None:
             return False
-        return view.round % self.params.period == 0 or not np.array_equal(
-            view.online, self.available
-        )
+        return view.round % self.params.period == 0 or self._changed(view)
+
+    def _changed(self, view: RoundView) -> bool:
+        """Whether other clients are online than in the previous round."""
+        return self.available is None or not np.array_equal(view.online, self.available)
 
     def _settle(self, view: RoundView) -> None:
+        """Decide who passes, once a round."""
         if self._settled:
             return
         if self._due(view):
             self._filter(view)
-        elif self.available is None or not np.array_equal(view.online, self.available):
+        elif self._changed(view):
             self.filtered = view.online.copy()
         self.available = view.online.copy()
-        self._settled, self._training = True, False
+        self._settled = True
+        self._training = False
 
     def _filter(self, view: RoundView) -> None:
         started = time.perf_counter()
         seen = self.updates.known[view.online]
-        self.visited, unseen = view.online[seen], view.online[~seen]
+        unseen = view.online[~seen]
+        self.visited = view.online[seen]
         result = greedy_filter(self.updates.of(self.visited), self._reward(view), self.accept)
         self.gains = np.stack([result.gain_add, result.gain_drop])
         passed = np.sort(np.concatenate([unseen, self.visited[result.kept]]))
@@ -199,21 +207,21 @@ class Filfl(Selector):
             "dropped": self.clients.ids[self.visited[~result.kept]].tolist(),
             "value_before": result.before,
             "value_after": result.after,
-            **{
-                f"{name}_quantiles": np.quantile(gains, QUANTILES).tolist() if len(gains) else None
-                for name, gains in zip(("gain_add", "gain_drop"), self.gains, strict=True)
-            },
+            "gain_add_quantiles": _quantiles(result.gain_add),
+            "gain_drop_quantiles": _quantiles(result.gain_drop),
             "filter_seconds": time.perf_counter() - started,
         }
 
     def _reward(self, view: RoundView) -> Reward:
         """R(S) of eq. (2), from the sum of the updates of S and the size of S."""
-        weights, loss_of = view.weights, view.public_loss
+        weights = view.weights
+        loss_of = view.public_loss
         assert weights is not None
         assert loss_of is not None
 
         def reward(total: np.ndarray, count: int) -> float:
-            loss = loss_of(weights + total / count if count else np.zeros_like(weights))
+            average_model = weights + total / count if count else np.zeros_like(weights)
+            loss = loss_of(average_model)
             return -loss if math.isfinite(loss) else -HOPELESS
 
         return reward
@@ -221,7 +229,7 @@ class Filfl(Selector):
     # ---- what is told and kept
 
     def explain(self) -> dict[str, np.ndarray]:
-        """The gains are the last filtering's, NaN where a client was not visited; then what the inner selector says."""
+        """The last filtering's gains, NaN for clients not visited, and what the inner explains."""
         gains = np.full((2, len(self.clients)), np.nan)
         gains[:, self.visited] = self.gains
         passed = np.zeros(len(self.clients), bool)
@@ -241,9 +249,9 @@ class Filfl(Selector):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        kept = (
-            self.updates.state() if self.params.weights == "last" else None
-        )  # fresh ones are asked for again
+        # Filtering depends on all last updates, so a checkpoint holds them; fresh ones are asked
+        # for again.
+        kept = self.updates.state() if self.params.weights == "last" else None
         return {**super().state_dict(), "updates": kept, "inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,6 +263,10 @@ class Filfl(Selector):
                 self.updates.put(int(row), update)
 
 
+def _quantiles(gains: np.ndarray) -> list[float] | None:
+    return np.quantile(gains, QUANTILES).tolist() if len(gains) else None
+
+
 # ---- algorithm 1
 
 Reward = Callable[[np.ndarray, int], float]  # (sum of the members' vectors, number of members) -> R
@@ -262,15 +274,16 @@ Accept = Callable[[float, float], bool]  # (a, b) -> whether the client stays
 
 
 def dgf(gain_add: float, gain_drop: float) -> bool:
-    """Line 8."""
+    """Line 8, deterministic: a client stays if adding it gains more than dropping it."""
     return gain_add > gain_drop
 
 
 def rgf(rng: np.random.Generator) -> Accept:
-    """Lines 6 and 10."""
+    """Lines 6 and 10, randomized: a client stays with probability a / (a + b)."""
 
     def accept(gain_add: float, gain_drop: float) -> bool:
-        a, b = max(gain_add, 0.0), max(gain_drop, 0.0)
+        a = max(gain_add, 0.0)
+        b = max(gain_drop, 0.0)
         return a == b == 0 or bool(rng.random() < a / (a + b))
 
     return accept
@@ -278,6 +291,8 @@ def rgf(rng: np.random.Generator) -> Accept:
 
 @dataclass(frozen=True)
 class Filtering:
+    """What algorithm 1 decided on m clients, and why."""
+
     kept: np.ndarray  # (m,) bool
     gain_add: np.ndarray  # (m,) a
     gain_drop: np.ndarray  # (m,) b
@@ -286,34 +301,55 @@ class Filtering:
 
 
 def greedy_filter(vectors: Sequence[np.ndarray], reward: Reward, accept: Accept) -> Filtering:
-    """Algorithm 1, on a reward that depends on the sum of the members' vectors (p,) and their number."""
+    """Algorithm 1, for rewards that depend on the sum of the members' vectors and their number.
+
+    The sums of X (those kept) and Y (those not dropped) and their rewards are carried along, so a
+    filtering of m clients computes 2 m + 2 rewards."""
     m = len(vectors)
-    kept, gain_add, gain_drop = np.zeros(m, bool), np.zeros(m), np.zeros(m)
-    whole = np.zeros(len(vectors[0]) if m else 0)
+    kept = np.zeros(m, bool)
+    gain_add = np.zeros(m)
+    gain_drop = np.zeros(m)
+    if not m:
+        return Filtering(kept, gain_add, gain_drop, 0.0, 0.0)
+    sum_y = np.zeros(len(vectors[0]))
     for i in range(m):
-        whole += vectors[i]
-    x, y = (np.zeros_like(whole), 0), (whole, m)  # X_0 and Y_0 as (sum, size)
-    value_x, value_y = reward(*x) if m else 0.0, reward(*y) if m else 0.0
-    before = value_y
+        sum_y += vectors[i]
+    size_y = m
+    sum_x = np.zeros_like(sum_y)
+    size_x = 0
+    reward_x = reward(sum_x, size_x)
+    reward_y = reward(sum_y, size_y)
+    before = reward_y
     for i in range(m):
-        more, less = (x[0] + vectors[i], x[1] + 1), (y[0] - vectors[i], y[1] - 1)
-        value_more, value_less = reward(*more), reward(*less)
-        gain_add[i], gain_drop[i] = value_more - value_x, value_less - value_y
+        vector = vectors[i]
+        with_i = sum_x + vector
+        without_i = sum_y - vector
+        reward_with = reward(with_i, size_x + 1)
+        reward_without = reward(without_i, size_y - 1)
+        gain_add[i] = reward_with - reward_x
+        gain_drop[i] = reward_without - reward_y
         kept[i] = accept(gain_add[i], gain_drop[i])
         if kept[i]:
-            x, value_x = more, value_more
+            sum_x = with_i
+            size_x += 1
+            reward_x = reward_with
         else:
-            y, value_y = less, value_less
-    return Filtering(kept, gain_add, gain_drop, before, value_x)
+            sum_y = without_i
+            size_y -= 1
+            reward_y = reward_without
+    return Filtering(kept, gain_add, gain_drop, before, after=reward_x)
 
 
 class Updates:
-    """The last update of each client, in float32: the first in memory, those past the budget in a file that goes when
-    the process does, however it ends."""
+    """The last update of each client, in float32, in memory or past the budget in a file.
+
+    The file has no name, so it disappears with the process, however that ends."""
 
     def __init__(self, clients: int, budget_mb: int):
         self._budget = budget_mb * MB
-        self._slot = np.full(clients, -1)  # (n,) where a client's update is, -1: there is none
+        # (n,) where a client's update is: first come the places in memory, then those in the
+        # file; -1: there is none
+        self._slot = np.full(clients, -1)
         self._length = np.zeros(clients)  # (n,)
         self.clear()
 
@@ -324,6 +360,7 @@ class Updates:
 
     @property
     def known(self) -> np.ndarray:
+        """Of whom there is an update, (n,)."""
         return self._slot >= 0
 
     def put(self, row: int, update: np.ndarray) -> None:
@@ -343,9 +380,8 @@ class Updates:
     def _on_disk(self, p: int) -> np.ndarray:
         if self._file is None:
             rows = len(self._slot) - len(self._memory)
-            with tempfile.TemporaryFile(
-                prefix="filfl-"
-            ) as file:  # has no name; the mapping keeps it alive
+            # The file is closed at once; the mapping keeps it alive.
+            with tempfile.TemporaryFile(prefix="filfl-") as file:
                 self._file = np.memmap(file, np.float32, "w+", shape=(rows, p))
         return self._file
 
@@ -357,8 +393,9 @@ class Updates:
         return np.asarray(self._file[slot - len(self._memory)])
 
     def of(self, rows: np.ndarray) -> Sequence[np.ndarray]:
-        """Their updates, none of them absurdly long; each is read when it is its turn."""
-        factors = shortening(self._length[rows], longest_believed(self._length[rows]))
+        """The updates of these rows, none absurdly long; each is read only when it is looked at."""
+        lengths = self._length[rows]
+        factors = shortening(lengths, longest_believed(lengths))
         return _Lazy(lambda i: self._get(int(rows[i])) * np.float32(factors[i]), len(rows))
 
     def state(self) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -369,8 +406,11 @@ class Updates:
 
 
 class _Lazy(Sequence[np.ndarray]):
+    """A sequence whose elements are made each time they are looked at."""
+
     def __init__(self, get: Callable[[int], np.ndarray], size: int):
-        self._get, self._size = get, size
+        self._get = get
+        self._size = size
 
     def __len__(self) -> int:
         return self._size

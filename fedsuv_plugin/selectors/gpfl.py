@@ -1,28 +1,33 @@
-"""GPFL: prefer clients whose updates point where the global model is going, and those rarely asked.
+"""GPFL: prefer clients whose updates point where the global model goes, and those rarely asked.
 
-Paper: S. Na, Y. Liang, S.-M. Yiu. "GPFL: A Gradient Projection-Based Client Selection Framework for Efficient
-    Federated Learning." arXiv:2403.17833. Algorithm 1 and eq. (1)-(8).
+Paper: S. Na, Y. Liang, S.-M. Yiu. "GPFL: A Gradient Projection-Based Client Selection Framework
+    for Efficient Federated Learning." arXiv:2403.17833. Algorithm 1 and eq. (1)-(8).
 
 Paper symbol -> name here
-    d_i, eq. (1)-(2) -> direction of client i, (received - own weights) / learning rate    grad F(w^{t-1}) -> g
-    c_i, eq. (3) -> projection    softmax(c), eq. (5) -> mu    mean of mu, eq. (6) -> reward_mean    u_i -> score
-    n_i -> 1 + asked    n -> clients + all times asked    alpha, eq. (7) -> alpha    A^t, F(w^t) -> accuracy, test_loss
-
-What the paper leaves open, and how it is here
-    g is the mean direction of the previous round's valid clients, unweighted; at the start, of all clients that were
-    probed. (With aggregation_weights: samples, or a server optimizer, the model itself steps otherwise.)
-    The initial probe counts as asking each client once, and is no round. The first cohort is the top of C.
-    Eq. (8) has its sign as printed: where the accuracy did not change, a rising loss raises the reward, although the
-    prose says the opposite. Its exponents are clipped. A round without an evaluation leaves the reward as it is.
-    An asked client that missed the round counts as asked; its projection stays and its reward is not adjusted.
+    d_i, eq. (1)-(2) -> direction of client i, (received - own weights) / learning rate
+    grad F(w^{t-1}) -> g    c_i, eq. (3) -> projection    softmax(c), eq. (5) -> mu
+    mean of mu, eq. (6) -> reward_mean    u_i -> score    alpha, eq. (7) -> alpha
+    n_i -> 1 + asked    n -> clients + all times asked    A^t, F(w^t) -> accuracy, test_loss
 Departures
-    A direction longer than 10 times the median of the clients' latest lengths is shortened to that, in projections
-    and in g, or one huge update would take the whole softmax and turn g. At the start the N directions are kept if
-    they fit into `directions_budget_mb`. If not, the longest that fit are kept until the median is known, the others
-    are added up at once, and all clients are asked a second time for their projections; then a direction that should
-    be shortened but is not among the longest kept enters the first g as it is.
-    A client that joins later, or whose probe failed, starts with the median projection, and the mean of its rewards
-    runs over the rounds since. Ties are broken at random.
+    - g is the unweighted mean direction of the previous round's valid clients, or at the start of
+      all clients probed, even where the job's own step is another (weights by samples, a server
+      optimizer).
+    - The initial probe counts as asking each client once, and is no round.
+    - The first cohort has the largest projections.
+    - Eq. (8) has its sign as printed: where the accuracy did not change, a rising loss raises the
+      reward, although the prose says the opposite.
+    - The exponents of eq. (8) are clipped.
+    - A round without an evaluation leaves the reward as it is.
+    - A client that was asked and missed the round counts as asked; its projection stays and its
+      reward is not adjusted.
+    - A direction longer than 10 times the median of the clients' latest lengths is shortened to
+      that, or one huge update would take the whole softmax and turn g.
+    - Where the first directions do not all fit into `directions_budget_mb`, all clients are asked a
+      second time for their projections, and only the longest that fit can be shortened in the
+      first g.
+    - A client that joins later, or whose probe failed, starts with the median projection, and the
+      mean of its rewards runs over the rounds since.
+    - Ties are broken at random.
 """
 
 from __future__ import annotations
@@ -51,17 +56,21 @@ class GpflParams(Params):
     )
     exponent_clip: float = param(
         10.0,
-        "largest size of the exponents of eq. (8); 0: the reward is doubled when the accuracy changed, no more",
+        "largest size of the exponents of eq. (8); 0: the reward is doubled when the accuracy "
+        "changed, no more",
         low=0,
     )
     directions_budget_mb: int = param(
         1024,
-        "memory for all clients' first directions; past it every client is asked for its direction twice",
+        "memory for all clients' first directions; past it every client is asked for its "
+        "direction twice",
         low=1,
     )
 
 
 class Gpfl(Selector):
+    """Used as `sample_mode: gpfl`; before the first round every client trains once for a probe."""
+
     name = "gpfl"
     paper = (
         "Na et al., GPFL: A Gradient Projection-Based Client Selection Framework, arXiv:2403.17833"
@@ -89,25 +98,24 @@ class Gpfl(Selector):
         self.projection = np.zeros(n)  # (n,) C, each client's last c
         self.placed = np.zeros(n, bool)  # (n,) the projection is the client's own, not the median
         self.joined = np.zeros(n, bool)  # (n,) has been online
-        self.reward_sum = np.zeros(n)  # (n,) of mu, over ...
-        self.rounds = np.zeros(n, np.int64)  # (n,) the rounds since it joined
-        self.asked = np.zeros(n, np.int64)  # (n,) times, without the probe
-        self.lengths = np.zeros(n)  # (n,) of the latest direction, 0 if there is none
+        self.reward_sum = np.zeros(n)  # (n,) sum of mu over the rounds since the client joined
+        self.rounds = np.zeros(n, np.int64)  # (n,) how many rounds those are
+        self.asked = np.zeros(n, np.int64)  # (n,) times asked, without the probe
+        self.lengths = np.zeros(n)  # (n,) length of the latest direction, 0 if there is none
         self.g = np.zeros(0)  # (p,) global direction; empty until there is one
-        self.accuracy: float | None = None  # A^{t-1} and F(w^{t-1})
-        self.test_loss: float | None = None
+        self.accuracy: float | None = None  # A^{t-1}
+        self.test_loss: float | None = None  # F(w^{t-1})
         self.probed = False  # everyone who was online at the start has been asked
         self.score = np.zeros(n)
         self.alpha = 0.0
-        self._start: FirstDirections | None = None
-        self._first_limit = 0.0
+        self._start: FirstDirections | None = None  # while the initial probe is under way
+        self._first_limit = 0.0  # longest direction believed at the start
 
     # ---- the start: everyone's direction, once
 
     def probe(self, view: RoundView) -> Probe | None:
-        if (
-            self._start is not None
-        ):  # the second pass: now g is known, and only projections are left to work out
+        if self._start is not None:
+            # The second pass: g is known now, so each answer is projected and forgotten.
             self._find_first_direction(self._start)
             self._start = None
             return Probe(DIRECTION, view.online, one_by_one=True)
@@ -115,8 +123,10 @@ class Gpfl(Selector):
             return None
         room = len(view.online)
         if view.weights is not None:
-            room = self.params.directions_budget_mb * MB // (4 * max(1, len(view.weights)))
-        self.probed, self._start = True, FirstDirections(max(1, room))
+            bytes_each = 4 * max(1, len(view.weights))
+            room = self.params.directions_budget_mb * MB // bytes_each
+        self.probed = True
+        self._start = FirstDirections(max(1, room))
         return Probe(DIRECTION, view.online, one_by_one=True, more=len(view.online) > room)
 
     def receive(self, row: int, value: np.ndarray) -> None:
@@ -127,11 +137,12 @@ class Gpfl(Selector):
             self._project(np.array([row]), value[None], self._first_limit)
 
     def _find_first_direction(self, start: FirstDirections) -> None:
+        """The first g, now that all first lengths are known."""
         self._first_limit = self._limit()
         self.g = start.mean(self._first_limit)
 
     def _finish_start(self) -> None:
-        """When the answers of a single pass are in: everyone's direction is at hand."""
+        """After a probe of a single pass everyone's direction is at hand: find g, then project."""
         if self._start is not None:
             self._find_first_direction(self._start)
             for row, direction in self._start.kept():
@@ -139,6 +150,7 @@ class Gpfl(Selector):
             self._start = None
 
     def _limit(self) -> float:
+        """The length at which directions are cut off now."""
         return longest_believed(self.lengths[self.lengths > 0])
 
     def _project(self, rows: np.ndarray, directions: np.ndarray, limit: float) -> None:
@@ -155,13 +167,16 @@ class Gpfl(Selector):
         self._finish_start()
         self._welcome(view.online)
         if self.accuracy is None:
-            self.accuracy, self.test_loss = view.accuracy, view.test_loss  # A^0, F(w^0)
+            self.accuracy = view.accuracy  # A^0
+            self.test_loss = view.test_loss  # F(w^0)
         self.alpha = self.params.rho * view.round / max(view.total_rounds, view.round)
         self.score = self._index() if self.rounds.any() else self.projection.copy()
         return view.online[best(self.score[view.online], k, self.rng)]
 
     def _welcome(self, online: np.ndarray) -> None:
-        """Those not heard of yet stand at the median: the newly joined from now on, the others until they join."""
+        """Give the median projection to clients that had not joined and have none of their own.
+
+        Those that join now keep it until they send a direction."""
         unheard = ~self.placed & ~self.joined
         if unheard.any() and self.placed.any():
             self.projection[unheard] = np.median(self.projection[self.placed])
@@ -187,10 +202,11 @@ class Gpfl(Selector):
         self.reward_sum[self.joined] += mu[self.joined]
         self.rounds[self.joined] += 1
         if outcome.accuracy is not None:
-            self.accuracy, self.test_loss = outcome.accuracy, outcome.test_loss
+            self.accuracy = outcome.accuracy
+            self.test_loss = outcome.test_loss
 
     def _take_directions(self, rows: np.ndarray, directions: np.ndarray) -> None:
-        """Project on the previous round's direction, then average into this round's; nothing else is kept."""
+        """Project directions (m, p) on the previous round's g, then make them this round's g."""
         if not len(rows):
             return
         self.lengths[rows] = np.linalg.norm(directions, axis=1)
@@ -199,12 +215,12 @@ class Gpfl(Selector):
         self.g = shortening(self.lengths[rows], limit) @ directions / len(rows)
 
     def _adjustment(self, outcome: RoundOutcome) -> float:
-        """Eq. (8), the factor for those who took part."""
+        """Eq. (8): the factor on the rewards of those who took part."""
         if outcome.accuracy is None or self.accuracy is None:
             return 1.0
         if outcome.accuracy != self.accuracy:
             return 2 * self._exp(outcome.accuracy - self.accuracy)
-        if outcome.test_loss is None or self.test_loss is None:  # a loss that overflowed
+        if outcome.test_loss is None or self.test_loss is None:  # the loss was not finite
             return 1.0
         return self._exp(outcome.test_loss - self.test_loss)
 
@@ -230,15 +246,15 @@ class Gpfl(Selector):
 
 
 class FirstDirections:
-    """The mean of directions of which the longest may have to be shortened, when the median length is known at last.
+    """The mean of directions of which the longest are shortened, once the median length is known.
 
-    As many of the longest as there is room for are kept; the others are added up where they arrive."""
+    Only long directions can need shortening, so as many of the longest as there is room for are
+    kept; the others are added up as they arrive."""
 
     def __init__(self, room: int):
         self._room = room
-        self._longest: list[
-            tuple[float, int, np.ndarray]
-        ] = []  # a heap: the shortest of them first
+        # (length, row, direction): a heap, the shortest of the kept ones first
+        self._longest: list[tuple[float, int, np.ndarray]] = []
         self._sum: np.ndarray | float = 0.0  # of the others
         self._count = 0
 
@@ -246,20 +262,22 @@ class FirstDirections:
         self._count += 1
         heapq.heappush(self._longest, (norm, row, np.array(direction, np.float32)))
         if len(self._longest) > self._room:
-            self._sum = self._sum + heapq.heappop(self._longest)[2].astype(np.float64)
+            _, _, shortest = heapq.heappop(self._longest)
+            self._sum = self._sum + shortest.astype(np.float64)
 
     def kept(self) -> list[tuple[int, np.ndarray]]:
         """(row, direction), by row."""
-        return [
-            (row, direction)
-            for _, row, direction in sorted(self._longest, key=lambda entry: entry[1])
-        ]
+        return [(row, direction) for _, row, direction in self._by_row()]
 
     def mean(self, limit: float) -> np.ndarray:
-        """Shape (p,); empty if there was nothing to average."""
+        """Shape (p,), with no kept direction longer than the limit; empty without directions."""
+        if not self._count:
+            return np.zeros(0)
         total = self._sum
-        for norm, _, direction in sorted(self._longest, key=lambda entry: entry[1]):
-            total = total + direction.astype(np.float64) * float(
-                shortening(np.array([norm]), limit)[0]
-            )
-        return np.asarray(total) / self._count if self._count else np.zeros(0)
+        for norm, _, direction in self._by_row():
+            factor = float(shortening(np.array([norm]), limit)[0])
+            total = total + direction.astype(np.float64) * factor
+        return np.asarray(total) / self._count
+
+    def _by_row(self) -> list[tuple[float, int, np.ndarray]]:
+        return sorted(self._longest, key=lambda entry: entry[1])

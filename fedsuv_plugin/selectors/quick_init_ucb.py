@@ -1,23 +1,26 @@
 """Quick-Init UCB: arms are sets of clients; a few slots of play give every set a first estimate.
 
-Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
-    Goal-Directed Client Selection." Algorithm 1, eq. (8), (10), (11).
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model
+    Efficacy with Goal-Directed Client Selection." Algorithm 1, eq. (8), (10), (11).
 
 Paper symbol -> name here
-    t -> slot    L -> slot_rounds    K^t, I_a^t -> cohort    r_{t,.} (eq. 8) -> reward    t_0 = N/K -> groups
-    r-bar_{t,a}, Pi_{t,a} -> table.mean, table.count    Psi (eq. 11) -> index
+    t -> slot    L -> slot_rounds    K^t, I_a^t -> cohort    r_{t,.} (eq. 8) -> reward
+    t_0 = N/K -> groups    r-bar_{t,a}, Pi_{t,a} -> table.mean, table.count    Psi (eq. 11) -> index
 Departures
-    The paper lists all C(N, K) arms and stops at N < 100. Here no arm is listed. Sets not played since the cold start
-    all have count 1, so the best of them is the best K-subset by cold-start value that is not in the table of sets
-    played: K-subsets are made one at a time, best first. The pick is the same for any N; memory O(N + T K).
-    The cold start plays ceil(N / K) groups; the last is filled up at random, and a client's value is that of its own
-    group. A group nobody gave an opinion on has the mean value of the others.
-    With `slot_start: restart` every slot trains anew, as in the paper's experiments (time_slots.py). By default the
-    model carries over. That would make later groups of the cold start look better, so each of its slots begins at the
-    initial model (`cold_start: restart`); `carry` goes on there too, `gain` rewards the rise over the slot.
-    Many sets have equal indices, since a client's value is its group's. By default ties are drawn at random, the same
-    for all clients. A program that lists the arms takes the first of its list, which favours low numbers, the IID
-    clients in the paper's experiment: `ties: listed` does that, in the order (1,2,3), (1,2,4), ...
+    - The paper lists all C(N, K) arms and stops at N < 100; here no arm is listed, the pick is the
+      same for any N, and memory is O(N + T K): see `_best_unplayed`.
+    - The cold start plays ceil(N / K) groups; the last is filled up at random, and a client's value
+      is that of its own group.
+    - A group nobody gave an opinion on has the mean value of the others.
+    - The model carries over from slot to slot; with `slot_start: restart` every slot trains anew,
+      as in the paper's experiments (time_slots.py).
+    - Each slot of the cold start begins at the initial model (`cold_start: restart`), because later
+      groups would look better if the model carried over; `carry` lets it, and `gain` rewards the
+      rise over the slot instead.
+    - Sets with equal indices, which are many, since a client's value is its group's, are drawn from
+      at random.
+    - `ties: listed` takes the first in the order (1,2,3), (1,2,4), ..., as a program that lists the
+      arms does; that favours low numbers, which are the IID clients in the paper's experiment.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ class QuickInitUCBParams(SlotParams):
     )
     cold_start: str = param(
         "restart",
-        "restart: every cold-start slot begins at the initial model; carry: at the last slot's; gain: as "
-        "carry, and the reward of every slot is the rise of the mean opinion",
+        "restart: every cold-start slot begins at the initial model; carry: at the last slot's; "
+        "gain: as carry, and the reward of every slot is the rise of the mean opinion",
         choices=("restart", "carry", "gain"),
     )
     ties: str = param(
@@ -68,6 +71,8 @@ class QuickInitUCBParams(SlotParams):
 
 
 class QuickInitUCB(TimeSlotSelector):
+    """Used as `sample_mode: quick_init_ucb`; its cold start takes a job's first N / K slots."""
+
     name = "quick_init_ucb"
     paper = (
         "Tong et al., From Learning to Analytics: Goal-Directed Client Selection (Quick-Init UCB)"
@@ -89,10 +94,10 @@ class QuickInitUCB(TimeSlotSelector):
         n = len(clients)
         self.opinions_first = params.cold_start == "gain"
         self.group = np.full(n, UNKNOWN)  # (n,) cold-start group
-        self.groups = 0  # how many there are
+        self.groups = 0  # how many groups there are
         self.size = 0  # clients in a set, K
-        self.value = np.zeros(n)  # (n,) reward of the client's group ...
-        self.known = np.zeros(n, bool)  # (n,) ... once there is one
+        self.value = np.zeros(n)  # (n,) reward of the client's group
+        self.known = np.zeros(n, bool)  # (n,) whether that group has had a reward
         self.times_played = np.zeros(n, np.int64)  # (n,) slots asked in, cold start included
         self.level: float = 0.0  # mean opinion when the last slot ended
         self.table = SetTable()  # sets played since the cold start
@@ -101,10 +106,10 @@ class QuickInitUCB(TimeSlotSelector):
     # ---- choosing
 
     def restart_model(self, view: RoundView) -> bool:
-        cold = (
-            self.params.cold_start == "restart" and self.slot < self.groups and self._begins(view)
-        )
-        return cold or super().restart_model(view)
+        next_is_cold = self.slot < self.groups
+        if self.params.cold_start == "restart" and next_is_cold and self._begins(view):
+            return True
+        return super().restart_model(view)
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         if not self.groups:
@@ -116,52 +121,64 @@ class QuickInitUCB(TimeSlotSelector):
 
     def _make_groups(self, k: int) -> None:
         n = len(self.clients)
-        self.size, self.groups = k, -(-n // k)
+        self.size = k
+        self.groups = -(-n // k)  # rounded up
         self.group[self.rng.permutation(n)] = np.arange(n) // k
 
     def _next_group(self, online: np.ndarray) -> np.ndarray:
-        """Algorithm 1, line 1."""
-        members = np.flatnonzero(self.group == self.slot - 1)
-        others = online[self.group[online] != self.slot - 1]
-        return np.concatenate(
-            [members, self.rng.choice(others, self.size - len(members), replace=False)]
-        )
+        """Algorithm 1, line 1: the group of this slot, filled up at random if it is short."""
+        number = self.slot - 1
+        members = np.flatnonzero(self.group == number)
+        others = online[self.group[online] != number]
+        fillers = self.rng.choice(others, self.size - len(members), replace=False)
+        return np.concatenate([members, fillers])
 
     def _best_set(self, online: np.ndarray) -> np.ndarray:
-        """Algorithm 1, lines 3-6: the set of online clients with the highest index, without listing them all."""
-        mask = np.zeros(len(self.clients), bool)
-        mask[online] = True
-        played = self.table.within(mask)
+        """Algorithm 1, lines 3-6: the set of online clients with the highest index.
+
+        That is one of the sets played, or the best of all others."""
+        is_online = np.zeros(len(self.clients), bool)
+        is_online[online] = True
+        played = self.table.within(is_online)
         bounds = self.table.upper_bounds(played, self.params.mu, self.slot)
-        fresh = self._best_unplayed(online, len(played))
-        bonus = self.params.mu * np.sqrt(np.log(self.slot))
-        indices = np.append(bounds, -np.inf if fresh is None else self._start(fresh) + bonus)
+        unplayed = self._best_unplayed(online, len(played))
+        unplayed_index = -np.inf
+        if unplayed is not None:
+            bonus = self.params.mu * np.sqrt(np.log(self.slot))  # the count is 1
+            unplayed_index = self._start(unplayed) + bonus
+        indices = np.append(bounds, unplayed_index)
+
+        def set_at(place: int) -> np.ndarray:
+            if unplayed is None or place < len(played):
+                return self.table.sets[played[place]]
+            return unplayed
+
         place = int(best(indices, 1, self.rng)[0])
         if self.params.ties == "listed":
-            sets = [self.table.sets[i].tolist() for i in played] + (
-                [] if fresh is None else [sorted(fresh.tolist())]
-            )
-            place = min(np.flatnonzero(indices == indices[place]).tolist(), key=sets.__getitem__)
+            equal = np.flatnonzero(indices == indices[place]).tolist()
+            place = min(equal, key=lambda i: sorted(set_at(i).tolist()))
         self._indices = {
             "chosen_index": float(indices[place]),
-            "best_unplayed_index": None if fresh is None else float(indices[-1]),
+            "best_unplayed_index": None if unplayed is None else float(indices[-1]),
         }
-        return self.table.sets[played[place]] if fresh is None or place < len(played) else fresh
+        return set_at(place)
 
     def _best_unplayed(self, online: np.ndarray, played: int) -> np.ndarray | None:
         """The set with the best cold-start mean among those not played, or None.
 
-        At most `played` sets are passed over, and each step down the order moves one member one place, so only the
-        best size + played clients can be in it."""
-        values, listed = self._values(), self.params.ties == "listed"
-        front = (
-            online[np.argsort(-values[online], kind="stable")[: self.size + played]]
-            if listed
-            else online[best(values[online], self.size + played, self.rng)]
-        )
-        for places in descending_subsets(
-            values[front], self.size, front.tolist() if listed else None
-        ):
+        Sets not played since the cold start all have count 1, so the mean alone ranks them. They
+        are made one at a time, best first, until one is not in the table. At most `played` sets are
+        passed over, and each step down the order moves one member one place, so only the best
+        size + played clients can be in it."""
+        values = self._values()
+        most = self.size + played
+        if self.params.ties == "listed":
+            front = online[np.argsort(-values[online], kind="stable")[:most]]
+            subsets = descending_subsets(values[front], self.size, front.tolist())
+        else:
+            front = online[best(values[online], most, self.rng)]
+            subsets = descending_subsets(values[front], self.size)
+        for places in subsets:
             if front[places] not in self.table:
                 return front[places]
         return None
@@ -170,9 +187,8 @@ class QuickInitUCB(TimeSlotSelector):
         """Cold-start values (n,), the mean of the known ones where there is none."""
         if self.known.all():
             return self.value
-        return np.where(
-            self.known, self.value, self.value[self.known].mean() if self.known.any() else 0.0
-        )
+        stand_in = self.value[self.known].mean() if self.known.any() else 0.0
+        return np.where(self.known, self.value, stand_in)
 
     def _start(self, rows: np.ndarray) -> float:
         """The mean reward a set starts with."""
@@ -189,7 +205,8 @@ class QuickInitUCB(TimeSlotSelector):
         self.level = level
         if self.slot <= self.groups:
             own = self.group == self.slot - 1
-            self.value[own], self.known[own] = reward, True
+            self.value[own] = reward
+            self.known[own] = True
         else:
             self.table.add(self.cohort, reward, mean=self._start(self.cohort), count=1)
 
@@ -222,14 +239,17 @@ class QuickInitUCB(TimeSlotSelector):
 def descending_subsets(
     values: np.ndarray, k: int, numbers: list[int] | None = None
 ) -> Iterator[np.ndarray]:
-    """All k-subsets of places in `values`, which descends, by falling sum; each made once, when it is asked for. Equal
-    sums come in the order of their sorted `numbers` (none: of their places), which ascend where values are equal.
+    """All k-subsets of places in `values`, which descends, by falling sum, made when asked for.
 
-    Start with the first k places. The last member moves down as far as it likes, then the one before it, and so on:
-    every subset has exactly one such history, and no move leads to one that is due earlier. A subset on the heap
-    therefore has at most two children: the member that moved last moves on, or the one before it begins to. Sums are
-    rounded once, so that they do not depend on the way there."""
-    n, worth = len(values), values.tolist()
+    Equal sums come in the order of their sorted `numbers` (none: of their places), which ascend
+    where values are equal. Sums are rounded once, so that they do not depend on the way there.
+
+    Start with the first k places. The last member moves down as far as it likes, then the one
+    before it, and so on: every subset is reached in exactly one such way, and no move leads to a
+    subset that is due earlier. So a subset on the heap has at most two children: the member that
+    moved last moves on, or the one before it begins to move."""
+    n = len(values)
+    worth = values.tolist()
     if k > n:
         return
 
@@ -246,9 +266,9 @@ def descending_subsets(
         for member in (moving, moving - 1):
             if member < 0:
                 continue
-            limit = places[member + 1] if member + 1 < k else n
             place = places[member]
-            if place + 1 < limit and (member == moving or place == member):
-                heapq.heappush(
-                    heap, entry((*places[:member], place + 1, *places[member + 1 :]), member)
-                )
+            next_taken = places[member + 1] if member + 1 < k else n
+            may_move = member == moving or place == member  # has moved last, or not yet
+            if may_move and place + 1 < next_taken:
+                moved = (*places[:member], place + 1, *places[member + 1 :])
+                heapq.heappush(heap, entry(moved, member))

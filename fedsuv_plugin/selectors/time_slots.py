@@ -1,17 +1,18 @@
-"""Time slots: one cohort for several rounds, and the clients' opinions of the model when they are over.
+"""Time slots: one cohort for several rounds, then the clients' opinions of the model.
 
-Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
-    Goal-Directed Client Selection." Section III: the closed loop that `quick_init_ucb`, `ucb` and `bp_ucb` share.
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model
+    Efficacy with Goal-Directed Client Selection." Section III: the closed loop that
+    `quick_init_ucb`, `ucb` and `bp_ucb` share.
 
 Paper symbol -> name here
     t -> slot    L -> slot_rounds    K^t -> cohort    r_{t,n} -> the answers to an OPINIONS probe
 Departures
-    In the paper everyone is always there. Here a member that goes offline is skipped until it is back, opinions are
-    those of the clients online when the slot ends, and while no more than K clients are online all of them play and no
-    slot begins: there is nothing to choose and nothing to learn about choosing.
-    In the paper's experiments every slot trains anew: its table I has the optimal set at 0.7683, 0.7843, 0.8217 and
-    0.8515 after 6, 7, 11 and 19 slots, which is t/(t + 1) times 0.8963, each time the same. That is `slot_start:
-    restart`. The default, `carry`, trains one model throughout, which is what a job is for.
+    - A member that goes offline is skipped until it is back; in the paper everyone is always there.
+    - Opinions are those of the clients online when the slot ends.
+    - While no more than K clients are online all of them play and no slot begins, because there is
+      nothing to choose and nothing to learn about choosing.
+    - One model is trained throughout (`slot_start: carry`), which is what a job is for; in the
+      paper's experiments every slot trains anew (`slot_start: restart`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ class SlotParams(Params):
     )
     slot_start: str = param(
         "carry",
-        "carry: a slot goes on with the last one's model; restart: each begins at the initial model, as in "
-        "the paper's experiments",
+        "carry: a slot goes on with the last one's model; restart: each begins at the initial "
+        "model, as in the paper's experiments",
         choices=("carry", "restart"),
     )
 
 
 class TimeSlotSelector(Selector):
-    """Carries cohorts through their slots. Subclasses write `choose`, which begins a slot, and `learn`, which ends
-    it; for opinions before the first slot they set `opinions_first`."""
+    """Keeps a cohort for the rounds of its slot and asks for opinions when they are over.
+
+    Subclasses write `choose`, which begins a slot, and `learn`, which ends it. Those that set
+    `opinions_first` also get opinions before the first slot, in `hear_first`."""
 
     time_slots = True
     probes = frozenset({OPINIONS})
@@ -52,10 +55,10 @@ class TimeSlotSelector(Selector):
     def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         self.slot = 0  # slots begun, the current one included
-        self.cohort = np.empty(0, np.int64)  # rows of the current slot; none: no slot is under way
+        self.cohort = np.empty(0, np.int64)  # rows of the current slot; empty where there is none
         self.rounds_played = 0  # rounds of the current slot
         self.took_part = np.zeros(len(clients), bool)  # (n,) asked in the current slot
-        self.heard = False  # opinions have arrived
+        self.heard = False  # whether any opinions have arrived
 
     @abstractmethod
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
@@ -63,10 +66,10 @@ class TimeSlotSelector(Selector):
 
     @abstractmethod
     def learn(self, opinions: ProbeAnswer) -> None:
-        """What the slot that is over was worth: `self.slot`, `self.cohort`, `self.took_part`."""
+        """Learn what the slot that is over (`slot`, `cohort`, `took_part`) was worth."""
 
     def hear_first(self, opinions: ProbeAnswer) -> None:
-        """The opinions of the untrained model, where `opinions_first`."""
+        """Learn the opinions of the untrained model; called only with `opinions_first`."""
 
     def probe(self, view: RoundView) -> Probe | None:
         over = len(self.cohort) > 0 and self._over()
@@ -85,9 +88,8 @@ class TimeSlotSelector(Selector):
         return self.rounds_played == 0 or self.rounds_played >= self.params.slot_rounds
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        if not len(
-            view.online
-        ):  # then there are no opinions either: a slot that is over waits for them
+        if not len(view.online):
+            # Nobody can give an opinion either, so a slot that is over stays open for them.
             return view.online.copy()
         if self._over():
             self._close(view.probe)
@@ -104,8 +106,12 @@ class TimeSlotSelector(Selector):
         """Learn from the slot that is over, if anyone said anything about it."""
         if answer is not None and answer.kind == OPINIONS and len(answer.rows):
             self.heard = True
-            (self.learn if len(self.cohort) else self.hear_first)(answer)
-        self.cohort, self.rounds_played = np.empty(0, np.int64), 0
+            if len(self.cohort):
+                self.learn(answer)
+            else:
+                self.hear_first(answer)
+        self.cohort = np.empty(0, np.int64)
+        self.rounds_played = 0
         self.took_part = np.zeros(len(self.clients), bool)
 
     def diagnostics(self) -> dict[str, Any]:

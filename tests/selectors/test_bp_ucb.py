@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -33,11 +34,8 @@ def clients(n: int, seed: int = 0) -> ClientTable:
 
 
 def make(n: int, seed: int = 0, **params: Any) -> BPUCB:
-    return BPUCB(
-        BPUCB.Params.from_mapping({"slot_rounds": 1, **params}),
-        clients(n),
-        np.random.default_rng(seed),
-    )
+    checked = BPUCB.Params.from_mapping({"slot_rounds": 1, **params})
+    return BPUCB(checked, clients(n), np.random.default_rng(seed))
 
 
 def one_round(
@@ -58,9 +56,8 @@ def marginals(n: int, pairs: np.ndarray, coupling: np.ndarray, opinion: np.ndarr
     weight = np.zeros((n, 2))
     for states in product((-1, 1), repeat=n):
         p = np.prod([r * r if s > 0 else 1 - r * r for s, r in zip(states, opinion, strict=True)])
-        p *= np.exp(
-            sum(j * states[a] * states[b] for (a, b), j in zip(pairs, coupling, strict=True))
-        )
+        links = zip(pairs, coupling, strict=True)
+        p *= np.exp(sum(j * states[a] * states[b] for (a, b), j in links))
         for i, s in enumerate(states):
             weight[i, int(s > 0)] += p
     return weight[:, 1] / weight.sum(axis=1)
@@ -71,7 +68,8 @@ def marginals(n: int, pairs: np.ndarray, coupling: np.ndarray, opinion: np.ndarr
 def test_on_trees_beliefs_are_the_marginals(n: int, seed: int, db: float) -> None:
     rng = np.random.default_rng(seed)
     pairs = np.array([(int(rng.integers(i)), i) for i in range(1, n)])  # a random tree
-    km, opinion = rng.random(n - 1) * 1.4, rng.uniform(0.01, 0.99, n)
+    km = rng.random(n - 1) * 1.4
+    opinion = rng.uniform(0.01, 0.99, n)
     coupling = -(10 ** (db / 10)) * km**3.7
     graph = Graph.of_pairs(pairs, km, n)
     found = propagate(graph, local_field(opinion), np.tile(coupling, 2), 1e-12, 1000)
@@ -86,29 +84,34 @@ def test_eq_34_means_convergence_from_any_start(n: int, seed: int, share: float)
     graph = neighbour_graph(rng.random((n, 2)), None)
     raw = -(graph.km**2) - 0.01
 
-    def left_side(
-        coupling: np.ndarray,
-    ) -> float:  # max over l and k of the sum over i in N(l) without k
+    def left_side(coupling: np.ndarray) -> float:
+        """Of eq. (34): the largest sum over i in N(l) without k, over all l and k."""
         strength = np.tanh(np.abs(coupling))
         total = np.bincount(graph.target, strength, n)
         return float((total[graph.target] - strength).max())
 
-    low, high = 0.0, 1e6
-    for _ in range(100):  # scale the couplings until the left side of eq. (34) is `share`
+    # Scale the couplings, by bisection, until the left side of eq. (34) is `share`.
+    low = 0.0
+    high = 1e6
+    for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if left_side(middle * raw) < share else (low, middle)
-    coupling, field = low * raw, local_field(rng.random(n))
-    ends = [
-        propagate(graph, field, coupling, 1e-12, 20_000, start)
-        for start in (None, rng.normal(size=len(coupling)) * 5, rng.normal(size=len(coupling)) * 50)
-    ]
+        if left_side(middle * raw) < share:
+            low = middle
+        else:
+            high = middle
+    coupling = low * raw
+    field = local_field(rng.random(n))
+    near = rng.normal(size=len(coupling)) * 5
+    far = rng.normal(size=len(coupling)) * 50
+    ends = [propagate(graph, field, coupling, 1e-12, 20_000, start) for start in (None, near, far)]
     assert all(end.converged for end in ends)
     for end in ends[1:]:
         np.testing.assert_allclose(end.probability, ends[0].probability, atol=1e-8)
 
 
 def test_what_does_not_converge_says_so() -> None:
-    # Three clients that all want to differ from each other, strongly coupled, updated at once: messages flip for ever.
+    # Three clients that all want to differ from each other, strongly coupled, updated at once: the
+    # messages flip for ever.
     pairs = np.array([[0, 1], [1, 2], [0, 2]])
     graph = Graph.of_pairs(pairs, np.ones(3), 3)
     found = propagate(graph, np.full(3, 0.5), np.full(6, -5.0), 1e-9, 200)
@@ -123,9 +126,8 @@ def test_what_does_not_converge_says_so() -> None:
 @pytest.mark.parametrize("opinion", [0.0, 1.0])
 def test_extreme_opinions_and_couplings_stay_finite(opinion: float) -> None:
     graph = neighbour_graph(np.random.default_rng(0).random((10, 2)), None)
-    found = propagate(
-        graph, local_field(np.full(10, opinion)), np.full(len(graph.source), -1e6), 1e-9, 50
-    )
+    strong = np.full(len(graph.source), -1e6)
+    found = propagate(graph, local_field(np.full(10, opinion)), strong, 1e-9, 50)
     assert np.isfinite(found.probability).all()
 
 
@@ -136,9 +138,11 @@ def test_extreme_opinions_and_couplings_stay_finite(opinion: float) -> None:
 @given(n=st.integers(1, 40), seed=st.integers(0, 10**6))
 def test_the_default_radius_just_connects_everyone(n: int, seed: int) -> None:
     points = np.random.default_rng(seed).random((n, 2))
-    needed, tree, out = 0.0, [0], set(range(1, n))
+    needed = 0.0
+    tree = [0]
+    out = set(range(1, n))
     while out:  # Prim's algorithm
-        length, new = min((float(np.hypot(*(points[a] - points[b]))), b) for a in tree for b in out)
+        length, new = min((math.dist(points[a], points[b]), b) for a in tree for b in out)
         needed = max(needed, length)
         tree.append(new)
         out.remove(new)
@@ -150,19 +154,22 @@ def test_the_default_radius_just_connects_everyone(n: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [[[0, 0]], [[0, 0], [0, 0]], [[0, 0], [1, 1], [3, 3]], [[0, 0], [0, 0], [0, 2]]]
+    ("points", "radius"),
+    [
+        ([[0, 0]], 0.0),
+        ([[0, 0], [0, 0]], 0.0),
+        ([[0, 0], [1, 1], [3, 3]], 2 * 2**0.5),
+        ([[0, 0], [0, 0], [0, 2]], 2.0),
+    ],
 )
-def test_degenerate_positions(points: list[list[float]]) -> None:
-    assert connecting_radius(np.array(points, float)) == pytest.approx(
-        max((2 * 2**0.5 if [3, 3] in points else 0.0), 2.0 if [0, 2] in points else 0.0)
-    )
+def test_degenerate_positions(points: list[list[float]], radius: float) -> None:
+    assert connecting_radius(np.array(points, float)) == pytest.approx(radius)
     neighbour_graph(np.array(points, float), None)
 
 
 def test_a_disconnected_graph_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"bp_ucb.radius_km: 0.01 leaves the clients in \d+ groups .*expected at"
-    ):
+    message = r"bp_ucb.radius_km: 0.01 leaves the clients in \d+ groups .*expected at"
+    with pytest.raises(UserError, match=message):
         make(20, radius_km=0.01)
 
 
@@ -177,21 +184,22 @@ def test_past_the_limit_the_diameter_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_index_by_hand() -> None:
-    # Opinions of the untrained model 0.1 .. 0.6 count once. At t = 2 everyone has count 1, and the couplings at -300 dB
-    # are nothing, so b = r^2: score = r + r^2 / 6 + 0.01 sqrt(ln 2).
-    s, first = make(6, fading_c_db=-300.0), np.linspace(0.1, 0.6, 6)
+    # Opinions of the untrained model 0.1 .. 0.6 count once. At t = 2 everyone has count 1, and the
+    # couplings at -300 dB are practically 0, so b = r^2: score = r + r^2 / 6 + 0.01 sqrt(ln 2).
+    s = make(6, fading_c_db=-300.0)
+    first = np.linspace(0.1, 0.6, 6)
     rows = one_round(s, 1, 2, first)
     assert s.explain()["score"] == pytest.approx(first + first**2 / 6 + 0.01 * np.sqrt(np.log(2)))
     assert sorted(rows.tolist()) == [4, 5]
-    # The slot ends with 0.2 for everyone: rows 4 and 5 took part, means (0.5 + 0.2)/2 and (0.6 + 0.2)/2.
+    # The slot ends with 0.2 for everyone: rows 4 and 5 took part, so their means are (0.5 + 0.2)/2
+    # and (0.6 + 0.2)/2.
     one_round(s, 2, 2, np.full(6, 0.2))
     expected = np.array([0.1, 0.2, 0.3, 0.4, 0.35, 0.4])
     count = np.array([1, 1, 1, 1, 2, 2])
     assert s.explain()["opinion_mean"] == pytest.approx(expected)
     assert s.explain()["count"].tolist() == count.tolist()
-    assert s.explain()["score"] == pytest.approx(
-        expected + 0.04 / 6 + 0.01 * np.sqrt(np.log(3) / count)
-    )
+    score = expected + 0.04 / 6 + 0.01 * np.sqrt(np.log(3) / count)
+    assert s.explain()["score"] == pytest.approx(score)
 
 
 def test_messages_are_counted() -> None:
@@ -216,23 +224,23 @@ def test_a_resumed_selector_continues_exactly() -> None:
     def play(s: BPUCB, rounds: range) -> list[list[int]]:
         return [one_round(s, t, 3, opinions[t]).tolist() for t in rounds]
 
-    first, second = make(12, 1, slot_rounds=2, mu=0.2), make(12, 2, slot_rounds=2, mu=0.2)
+    first = make(12, 1, slot_rounds=2, mu=0.2)
+    second = make(12, 2, slot_rounds=2, mu=0.2)
     play(first, range(1, 16))
     second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
     assert play(first, range(16, 40)) == play(second, range(16, 40))
 
 
 def test_it_finds_clients_of_high_opinion() -> None:
-    # Clients 0-4 think 0.8 of the model, the others 0.4, noise 0.1 (opinions are their own, so this is a plain bandit).
-    # The gap is 4 standard deviations of one opinion: nearly every pick of the last half must be right.
-    rng, s, right = np.random.default_rng(0), make(20), []
+    # Rows 0-4 think 0.8 of the model, the others 0.4, noise 0.1 (opinions are their own, so this is
+    # a plain bandit). The gap is 4 standard deviations of one opinion: nearly every pick of the
+    # last half must be right.
+    rng = np.random.default_rng(0)
+    s = make(20)
+    right = []
+    level = np.where(np.arange(20) < 5, 0.8, 0.4)
     for t in range(1, 101):
-        rows = one_round(
-            s,
-            t,
-            5,
-            np.clip(np.where(np.arange(20) < 5, 0.8, 0.4) + 0.1 * rng.normal(size=20), 0, 1),
-        )
+        rows = one_round(s, t, 5, np.clip(level + 0.1 * rng.normal(size=20), 0, 1))
         right.append((rows < 5).mean())
     assert np.mean(right[50:]) > 0.95
 

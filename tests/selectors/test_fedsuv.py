@@ -6,16 +6,16 @@ import json
 import logging
 import math
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gp_by_the_book import kernel_by_the_book, posterior_by_the_book
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
-from test_fedsuv_blocks import kernel_by_the_book, posterior_by_the_book
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.client_managers import FedSUVClientManager
@@ -31,9 +31,8 @@ def clients_with(
     features: np.ndarray, names: tuple[str, ...] | None = None, samples: Any = 40
 ) -> ClientTable:
     names = names or tuple(f"f{i}" for i in range(features.shape[1]))
-    return replace(
-        table(len(features), samples), features=features.astype(float), feature_names=names
-    )
+    plain = table(len(features), samples)
+    return replace(plain, features=features.astype(float), feature_names=names)
 
 
 def random_clients(n: int, d: int = 3, seed: int = 0) -> ClientTable:
@@ -45,7 +44,7 @@ def make(clients: ClientTable, seed: int = 0, **params: Any) -> FedSUV:
 
 
 def known(clients: ClientTable, hyper: Hyper, seed: int = 0, **params: Any) -> FedSUV:
-    """Hyper-parameters fixed."""
+    """A selector that knows the hyper-parameters of utility and keeps them."""
     s = make(clients, seed, refit_every=0, **params)
     s.assume(hyper)
     return s
@@ -55,19 +54,16 @@ def play(
     s: FedSUV, rounds: range, k: int = 5, online_share: float = 1.0, seed: int = 0
 ) -> list[list[int]]:
     """Rounds in a world where the first feature makes clients fast and the second useful."""
-    picks, x = [], s.contexts.per_client(s.contexts.rows)
+    picks = []
+    x = s.contexts.per_client(s.contexts.rows)
     for t in rounds:
         rng = np.random.default_rng([seed, t])
-        rows = s.select(look(s.clients, t, np.flatnonzero(rng.random(len(x)) < online_share)), k)
+        online = np.flatnonzero(rng.random(len(x)) < online_share)
+        rows = s.select(look(s.clients, t, online), k)
         picks.append(rows.tolist())
-        s.update(
-            outcome(
-                t,
-                rows,
-                10 + 20 * x[rows, -1] + rng.normal(size=len(rows)),
-                valid=rng.random(len(rows)) < 0.2 + 0.7 * x[rows, 0],
-            )
-        )
+        utility = 10 + 20 * x[rows, -1] + rng.normal(size=len(rows))
+        valid = rng.random(len(rows)) < 0.2 + 0.7 * x[rows, 0]
+        s.update(outcome(t, rows, utility, valid))
     return picks
 
 
@@ -75,23 +71,20 @@ def play(
 
 
 def test_contexts_by_hand() -> None:
-    # Column a: 0 5 10. b: constant, dropped. c: largest 999 > 10 * median 9, so log1p: ln 1, ln 10, ln 1000, that is
-    # 0, 1/3, 1. Samples 10 20 30. Norms: 0, sqrt(1/4 + 1/9 + 1/4), sqrt(3).
-    made = contexts(
-        clients_with(np.array([[0, 7, 0], [5, 7, 9], [10, 7, 999]]), samples=[10, 20, 30])
-    )
+    # Column a: 0 5 10. b: constant, dropped. c: largest 999 > 10 * median 9, so log1p: ln 1, ln 10,
+    # ln 1000, that is 0, 1/3, 1. Samples 10 20 30. Norms: 0, sqrt(1/4 + 1/9 + 1/4), sqrt(3).
+    features = np.array([[0, 7, 0], [5, 7, 9], [10, 7, 999]])
+    made = contexts(clients_with(features, samples=[10, 20, 30]))
     assert made == pytest.approx(np.array([[0, 0, 0], [0.5, 1 / 3, 0.5], [1, 1, 1]]) / 3**0.5)
 
 
 def test_contexts_are_of_hardware_where_the_trace_has_it() -> None:
     features = np.random.default_rng(0).random((20, 4))
     both = ("ms_per_sample", "kbps_down", "cores", "memory_gb")
-    without = clients_with(features[:, 2:], both[2:])
-    assert np.array_equal(contexts(clients_with(features, both)), contexts(without))
-    assert contexts(clients_with(features[:, :2], both[:2])).shape == (
-        20,
-        2,
-    )  # all there is, and equal sizes
+    hardware_only = clients_with(features[:, 2:], both[2:])
+    assert np.array_equal(contexts(clients_with(features, both)), contexts(hardware_only))
+    # Without hardware the measured columns are used; the samples are equal and drop out.
+    assert contexts(clients_with(features[:, :2], both[:2])).shape == (20, 2)
 
 
 def test_equal_clients_have_one_context() -> None:
@@ -117,55 +110,54 @@ def test_features_that_are_not_numbers_are_refused() -> None:
 
 
 def test_bounds_by_hand() -> None:
-    # One feature, contexts 0 and 1, delta 0.5, ridge 2. Linear model with the constant: x = (0, 1) and (1, 1), H = 2 I.
-    # Half-widths alpha sqrt(1/2) and alpha sqrt(2/2), alpha = 1 + sqrt(ln(8)/2) = 2.0197.
-    # Utility: mean 3, deviation 2; beta_1 = 2 ln(2 pi^2/1.5) = 5.154.
-    s = known(
-        clients_with(np.array([[0], [5]])),
-        Hyper(3.0, 4.0, 1.0, np.array([0.5])),
-        delta=0.5,
-        ridge=2.0,
-    )
+    # One feature, contexts 0 and 1, delta 0.5, ridge 2. Linear model with the constant: x = (0, 1)
+    # and (1, 1), H = 2 I. Half-widths alpha sqrt(1/2) and alpha sqrt(2/2),
+    # alpha = 1 + sqrt(ln(8)/2) = 2.0197. Utility: mean 3, deviation 2;
+    # beta_1 = 2 ln(2 pi^2/1.5) = 5.154.
+    hyper = Hyper(3.0, 4.0, 1.0, np.array([0.5]))
+    s = known(clients_with(np.array([[0], [5]])), hyper, delta=0.5, ridge=2.0)
     s.select(look(s.clients), 1)
     told = s.explain()
-    alpha, reach = 1 + math.sqrt(math.log(8) / 2), math.sqrt(2 * math.log(2 * math.pi**2 / 1.5))
+    alpha = 1 + math.sqrt(math.log(8) / 2)
+    reach = math.sqrt(2 * math.log(2 * math.pi**2 / 1.5))
     assert told["validity_high"] == pytest.approx([alpha * 0.5**0.5, alpha])
     assert told["validity_low"] == pytest.approx([-alpha * 0.5**0.5, -alpha])
     assert told["utility_high"] == pytest.approx([3 + 2 * reach] * 2)
     assert told["utility_low"] == pytest.approx([3 - 2 * reach] * 2)
     # Diagonal: utility's side 4 reach over its largest upper bound.
     side = 4 * reach / (3 + 2 * reach)
-    assert told["width"] == pytest.approx(
-        [math.hypot(2 * alpha * 0.5**0.5, side), math.hypot(2 * alpha, side)]
-    )
+    widths = [math.hypot(2 * alpha * 0.5**0.5, side), math.hypot(2 * alpha, side)]
+    assert told["width"] == pytest.approx(widths)
     assert told["score"] == pytest.approx(told["utility_high"])
     assert told["candidate"].tolist() == [True, True]
 
-    # Client 1 came in with utility 6 = L D, in time. H = 2 I + (1,1)(1,1)', b = (1,1): theta = (1,1)/4.
+    # Client 1 came in with utility 6 = L D, in time. H = 2 I + (1,1)(1,1)', b = (1,1), so
+    # theta = (1,1)/4.
     # H^-1 = [[3,-1],[-1,3]]/8: ||(0,1)||^2 = 3/8, ||(1,1)||^2 = 4/8.
     s.update(replace(outcome(1, [1], 12.0), signals={ACCURACY_GAIN: np.array([0.5])}))
     s.positive = np.full(3, 6.0)  # as if two more had been seen, so that nothing waits
     s.update(outcome(2, []))
     s.select(look(s.clients, 2), 1)
-    told, before, reach = s.explain(), reach, math.sqrt(2 * math.log(2 * math.pi**2 * 4 / 1.5))
-    assert told["validity_high"] == pytest.approx(
-        [
-            min(1 / 4 + alpha * (3 / 8) ** 0.5, alpha * 0.5**0.5),
-            min(1 / 2 + alpha * 0.5**0.5, alpha),
-        ]
-    )
-    mean, deviation = 3 + 3 * 4 / 5, math.sqrt(4 - 16 / 5)
-    assert told["utility_high"][1] == pytest.approx(min(mean + reach * deviation, 3 + 2 * before))
-    assert told["utility_low"][1] == pytest.approx(max(mean - reach * deviation, 3 - 2 * before))
+    told = s.explain()
+    first = min(1 / 4 + alpha * (3 / 8) ** 0.5, alpha * 0.5**0.5)
+    second = min(1 / 2 + alpha * 0.5**0.5, alpha)
+    assert told["validity_high"] == pytest.approx([first, second])
+    reach_1 = reach
+    reach_2 = math.sqrt(2 * math.log(2 * math.pi**2 * 4 / 1.5))
+    mean = 3 + 3 * 4 / 5
+    deviation = math.sqrt(4 - 16 / 5)
+    high = min(mean + reach_2 * deviation, 3 + 2 * reach_1)
+    low = max(mean - reach_2 * deviation, 3 - 2 * reach_1)
+    assert told["utility_high"][1] == pytest.approx(high)
+    assert told["utility_low"][1] == pytest.approx(low)
 
 
 def test_validity_capped_at_one_in_the_product() -> None:
     s = known(random_clients(10), Hyper(3.0, 4.0, 1.0, np.ones(3)), rank="product")
     play(s, range(1, 5))
     told = s.explain()
-    assert told["score"] == pytest.approx(
-        told["utility_high"] * np.minimum(told["validity_high"], 1)
-    )
+    product = told["utility_high"] * np.minimum(told["validity_high"], 1)
+    assert told["score"] == pytest.approx(product)
 
 
 @pytest.mark.parametrize(
@@ -177,13 +169,8 @@ def test_what_an_invalid_client_is_booked_with(how: str, booked: list[float]) ->
     s.positive = np.full(5, 5.0)
     s.update(outcome(1, [3, 1, 4], [4, 8, 0], valid=[True, True, False]))
     assert len(s.utility_model.data().mean) == len(booked)
-    by_place = dict(
-        zip(
-            s.utility_model.observed.place.tolist(),
-            s.utility_model.observed.mean.tolist(),
-            strict=True,
-        )
-    )
+    observed = s.utility_model.observed
+    by_place = dict(zip(observed.place.tolist(), observed.mean.tolist(), strict=True))
     assert by_place == dict(zip([3, 1, 4], booked, strict=False))
     # A round that everybody missed: nothing to take a mean of.
     s.update(outcome(2, [0, 2], valid=False))
@@ -193,7 +180,8 @@ def test_what_an_invalid_client_is_booked_with(how: str, booked: list[float]) ->
 
 
 def test_utility_is_clipped_on_arrival() -> None:
-    # Positive so far, this round's included: 1 2 3 4 100, median 3, so at most 30; negative ones count as 0.
+    # Positive so far, this round's included: 1 2 3 4 100, median 3, so at most 30; negative ones
+    # count as 0.
     s = make(random_clients(6), invalid_utility="unseen")
     gains = np.array([1.0, 1.0, 1.0, 1.0, 10.0, -1.0])
     s.update(replace(outcome(1, range(6), [1, 2, 3, 4, 10, 5]), signals={ACCURACY_GAIN: gains}))
@@ -204,7 +192,8 @@ def test_utility_is_clipped_on_arrival() -> None:
 
 
 def test_the_first_utilities_wait_for_a_median() -> None:
-    # A lie alone in its round looks like the truth; with two honest ones it is clipped at 10 times their median.
+    # A lie alone in its round looks like the truth; with two honest ones it is clipped at 10 times
+    # the median of the three.
     s = make(random_clients(5), invalid_utility="mean")
     s.update(outcome(1, [0, 1], [1e60, 0], valid=[True, False]))
     assert len(s.utility_model.data().mean) == 0
@@ -221,47 +210,57 @@ def test_the_first_utilities_wait_for_a_median() -> None:
 
 
 class ByTheBook:
-    """Algorithm 1 with loops, explicit inverses and every observation on its own; hyper-parameters known."""
+    """Algorithm 1 with loops, explicit inverses and every observation on its own.
+
+    The hyper-parameters are known."""
 
     def __init__(self, x: np.ndarray, hyper: Hyper, delta: float, rho: float, ridge: float):
-        self.x, self.hyper, self.delta, self.rho = x, hyper, delta, rho
-        self.H, self.b = ridge * np.eye(x.shape[1] + 1), np.zeros(x.shape[1] + 1)
+        self.x = x
+        self.hyper = hyper
+        self.delta = delta
+        self.rho = rho
+        self.H = ridge * np.eye(x.shape[1] + 1)
+        self.b = np.zeros(x.shape[1] + 1)
         self.places: list[int] = []
         self.values: list[float] = []
         self.pool = list(range(len(x)))
-        self.region = np.tile([[-np.inf], [np.inf]], (len(x), 2, 1, 1))[
-            ..., 0
-        ]  # client, axis, low or high
+        self.region = np.empty((len(x), 2, 2))  # client, axis, low or high
+        self.region[:, :] = [-np.inf, np.inf]
 
     def intervals(self, t: int) -> np.ndarray:
-        n, alpha = len(self.x), 1 + math.sqrt(math.log(4 / self.delta) / 2)
+        n = len(self.x)
+        alpha = 1 + math.sqrt(math.log(4 / self.delta) / 2)
         beta = 2 * math.log(n * math.pi**2 * t**2 / (3 * self.delta))
         if self.places:
             mean, deviation = posterior_by_the_book(
                 self.x, np.array(self.places), np.array(self.values), self.hyper
             )
         else:
-            mean, deviation = np.full(n, self.hyper.mean), np.full(n, self.hyper.signal**0.5)
-        inverse, q = np.linalg.inv(self.H), np.empty((n, 2, 2))
+            mean = np.full(n, self.hyper.mean)
+            deviation = np.full(n, self.hyper.signal**0.5)
+        inverse = np.linalg.inv(self.H)
+        q = np.empty((n, 2, 2))
         for i in range(n):
             z = np.append(self.x[i], 1.0)
-            v, w = z @ inverse @ self.b, alpha * math.sqrt(z @ inverse @ z)
-            u, r = mean[i], math.sqrt(beta) * deviation[i]
-            q[i] = [[v - w, v + w], [u - r, u + r]]
+            v = z @ inverse @ self.b
+            v_reach = alpha * math.sqrt(z @ inverse @ z)
+            u = mean[i]
+            u_reach = math.sqrt(beta) * deviation[i]
+            q[i] = [[v - v_reach, v + v_reach], [u - u_reach, u + u_reach]]
         return q
 
     def select(self, t: int, online: set[int], k: int) -> list[int]:
-        n, q = len(self.x), self.intervals(t)
+        n = len(self.x)
+        q = self.intervals(t)
         best_low = max(q[i, 0, 0] for i in self.pool)
+        floor = max(n - math.floor(self.rho * n), k)
         for i in sorted(self.pool, key=lambda i: q[i, 0, 1]):
-            if q[i, 0, 1] <= best_low and len(self.pool) > max(n - math.floor(self.rho * n), k):
+            if q[i, 0, 1] <= best_low and len(self.pool) > floor:
                 self.pool.remove(i)
         for i in range(n):
             for axis in range(2):
-                low, high = (
-                    max(self.region[i, axis, 0], q[i, axis, 0]),
-                    min(self.region[i, axis, 1], q[i, axis, 1]),
-                )
+                low = max(self.region[i, axis, 0], q[i, axis, 0])
+                high = min(self.region[i, axis, 1], q[i, axis, 1])
                 self.region[i, axis] = (low, high) if low <= high else q[i, axis]
         for i in sorted(self.pool, key=lambda i: self.region[i, 1, 1]):
             if len(self.pool) > k and any(
@@ -273,27 +272,29 @@ class ByTheBook:
         self.width = np.hypot(sides[:, 0], sides[:, 1] / top)
         candidates = [i for i in self.pool if i in online]
         picked = sorted(candidates, key=lambda i: -self.width[i])[:1]
-        picked += sorted(set(candidates) - set(picked), key=lambda i: -self.region[i, 1, 1])[
-            : k - len(picked)
-        ]
+        rest = sorted(set(candidates) - set(picked), key=lambda i: -self.region[i, 1, 1])
+        picked += rest[: k - len(picked)]
         others = sorted(online - set(self.pool), key=lambda i: -self.region[i, 1, 1])
         return (picked + others)[: min(k, len(online))]
 
     def update(self, rows: np.ndarray, valid: np.ndarray, utility: np.ndarray) -> None:
         for i, made_it in zip(rows, valid, strict=True):
             z = np.append(self.x[i], 1.0)
-            self.H, self.b = self.H + np.outer(z, z), self.b + made_it * z
+            self.H = self.H + np.outer(z, z)
+            self.b = self.b + made_it * z
         self.places += rows.tolist()
-        self.values += np.where(
-            valid, utility, utility[valid].mean() if valid.any() else 0
-        ).tolist()
+        stand_in = utility[valid].mean() if valid.any() else 0
+        self.values += np.where(valid, utility, stand_in).tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_agrees_with_the_pseudocode(seed: int) -> None:
-    # 40 clients in four clusters (in time or not, useful or not), narrow bounds (delta 1, little ridge, small noise),
-    # and ten others who are heard of every round as well, so that all stages have work to do.
-    rng, n, k = np.random.default_rng(seed), 40, 6
+    # 40 clients in four clusters (in time or not, useful or not), narrow bounds (delta 1, little
+    # ridge, small noise), and ten others who are heard of every round as well, so that all stages
+    # have work to do.
+    rng = np.random.default_rng(seed)
+    n = 40
+    k = 6
     clients = clients_with(np.round(rng.random((n, 2))) + 0.1 * rng.random((n, 2)))
     hyper = Hyper(20.0, 4.0, 0.25, np.array([0.3, 0.5]))
     s = known(clients, hyper, seed, delta=1.0, rho=0.1, ridge=0.05)
@@ -307,22 +308,19 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
         told = s.explain()
         assert np.flatnonzero(told["candidate"]).tolist() == sorted(book.pool)
         for axis, name in enumerate(("validity", "utility")):
-            np.testing.assert_allclose(
-                told[f"{name}_low"], book.region[:, axis, 0], rtol=1e-7, atol=1e-7
-            )
-            np.testing.assert_allclose(
-                told[f"{name}_high"], book.region[:, axis, 1], rtol=1e-7, atol=1e-7
-            )
+            low, high = book.region[:, axis].T
+            np.testing.assert_allclose(told[f"{name}_low"], low, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(told[f"{name}_high"], high, rtol=1e-7, atol=1e-7)
         np.testing.assert_allclose(told["width"], book.width, rtol=1e-6)
-        # Clients that nothing is known of have equal upper utilities, and either may be chosen: scores are compared.
+        # Clients that nothing is known of have equal upper utilities, and either may be chosen, so
+        # scores are compared.
         assert rows[0] == expected[0]
         assert told["candidate"][rows].tolist() == told["candidate"][expected].tolist()
         np.testing.assert_allclose(told["score"][rows], told["score"][expected], rtol=1e-9)
         gone = {name: count + s.diagnostics()[name] for name, count in gone.items()}
         heard = np.union1d(rows, rng.choice(n, 10, replace=False))
-        valid = (rng.random(len(heard)) < 1.4 * x[heard, 0]) | (
-            np.arange(len(heard)) < (3 if t == 1 else 1)
-        )
+        always_valid = np.arange(len(heard)) < (3 if t == 1 else 1)
+        valid = (rng.random(len(heard)) < 1.4 * x[heard, 0]) | always_valid
         utility = 20 + 8 * x[heard, 1] + rng.normal(0, 0.5, len(heard))
         s.update(outcome(t, heard, utility, valid))
         book.update(heard, valid, utility)
@@ -333,7 +331,8 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
 
 
 def test_regions_only_shrink_or_restart() -> None:
-    s, restarts = make(random_clients(30), refit_every=3), 0
+    s = make(random_clients(30), refit_every=3)
+    restarts = 0
     before: dict[str, np.ndarray] = {}
     for t in range(1, 40):
         play(s, range(t, t + 1), k=4)
@@ -356,7 +355,7 @@ def test_regions_only_shrink_or_restart() -> None:
 def test_utility_restarts_when_it_gets_its_unit() -> None:
     s = make(random_clients(10))
     s.select(look(s.clients), 3)
-    assert s.explain()["utility_high"].max() < 10  # units of nothing
+    assert s.explain()["utility_high"].max() < 10  # no utility is known, so there is no scale
     s.update(outcome(1, [0, 1, 2], [900, 1000, 1100]))
     s.select(look(s.clients, 2), 3)
     assert s.explain()["utility_high"].min() > 1000
@@ -365,8 +364,9 @@ def test_utility_restarts_when_it_gets_its_unit() -> None:
 
 @pytest.mark.parametrize(("rho", "left"), [(0.4, 12), (0.0, 20), (0.99, 5)])
 def test_elimination_stops_at_its_cap(rho: float, left: int) -> None:
-    # 20 clients, 10 never in time: at most floor(0.4 * 20) = 8 may go, so 12 stay; or 10; or, at 0.99, a cohort of 5 at
-    # least (not fewer than 10, as it happens, but for those classified out). Utility unknown: nobody is classified out.
+    # 20 clients, 10 of them never in time. rho 0.4: at most floor(0.4 * 20) = 8 may go, so 12 stay.
+    # rho 0: all stay. rho 0.99: down to a cohort of 5, but only the 10 late ones are surely worse.
+    # All utilities are 0, so nobody is classified out.
     features = np.repeat([0.0, 1.0], 10)[:, None] + np.linspace(0, 0.01, 20)[:, None]
     s = make(clients_with(features), rho=rho, invalid_utility="unseen", ridge=0.01)
     for t in range(1, 60):
@@ -384,9 +384,8 @@ def test_offline_candidates_keep_their_place() -> None:
         pool = s.explain()["candidate"]
         s.select(look(s.clients, t, [int(np.flatnonzero(pool)[0])]), 3)  # nearly everybody is away
         assert s.explain()["candidate"][~pool].sum() == 0
-        assert (
-            s.explain()["candidate"].sum() >= 3
-        )  # the floor is the cohort asked for, not the one there was
+        # The floor is the cohort asked for, not the one client there was.
+        assert s.explain()["candidate"].sum() >= 3
 
 
 def test_few_candidates_online_are_filled_up_best_first() -> None:
@@ -407,7 +406,9 @@ def test_few_candidates_online_are_filled_up_best_first() -> None:
 
 def test_ties_at_the_start_are_fair() -> None:
     # 10 equal clients, 4 picked, 2000 selectors: each client is Binomial(2000, 0.4); first, 1/10.
-    clients, counts, first = table(10), np.zeros(10), np.zeros(10)
+    clients = table(10)
+    counts = np.zeros(10)
+    first = np.zeros(10)
     for seed in range(2000):
         rows = make(clients, seed).select(look(clients), 4)
         counts[rows] += 1
@@ -417,8 +418,10 @@ def test_ties_at_the_start_are_fair() -> None:
 
 
 def test_utility_ties_at_the_start_are_fair_between_different_clients() -> None:
-    # The first seat is that of the widest region, the largest context, row 9. The other 3 go to 9 clients alike.
-    clients, counts = clients_with(np.arange(1, 11)[:, None]), np.zeros(10)
+    # The first seat is that of the widest region, the largest context, row 9. The other 3 go to 9
+    # clients alike.
+    clients = clients_with(np.arange(1, 11)[:, None])
+    counts = np.zeros(10)
     for seed in range(1500):
         counts[make(clients, seed).select(look(clients), 4)] += 1
     assert counts[9] == 1500
@@ -434,13 +437,13 @@ def test_utility_ties_at_the_start_are_fair_between_different_clients() -> None:
 )
 def test_a_resumed_selector_continues_exactly(params: dict[str, Any]) -> None:
     clients = random_clients(60)
-    whole, resumed = make(clients, 1, **params), make(clients, 2, **params)
+    whole = make(clients, 1, **params)
+    resumed = make(clients, 2, **params)
     play(whole, range(1, 15), online_share=0.7)
     resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
     assert without_seconds(whole) == without_seconds(resumed)
-    assert play(whole, range(15, 40), online_share=0.7) == play(
-        resumed, range(15, 40), online_share=0.7
-    )
+    picks = play(whole, range(15, 40), online_share=0.7)
+    assert picks == play(resumed, range(15, 40), online_share=0.7)
     assert without_seconds(whole) == without_seconds(resumed)
     for name, values in whole.explain().items():
         assert np.array_equal(values, resumed.explain()[name]), name
@@ -451,16 +454,16 @@ def without_seconds(s: FedSUV) -> dict[str, Any]:
 
 
 def test_a_state_from_before_the_first_round() -> None:
-    first, second = make(random_clients(8), 1), make(random_clients(8), 2)
+    first = make(random_clients(8), 1)
+    second = make(random_clients(8), 2)
     second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
     assert play(first, range(1, 6), k=3) == play(second, range(1, 6), k=3)
 
 
 # Invariants
 
-numbers = st.sampled_from(
-    [0.0, 1.0, 5.0, 1e-300, 1e300, -3.0, float("nan"), float("inf")]
-) | st.floats(0, 100)
+odd_numbers = st.sampled_from([0.0, 1.0, 5.0, 1e-300, 1e300, -3.0, math.nan, math.inf])
+numbers = odd_numbers | st.floats(0, 100)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -495,17 +498,14 @@ def test_always_a_full_cohort_of_distinct_online_clients(
         json.dumps(s.diagnostics(), allow_nan=False)
         size = len(rows)
         valid = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool)
-        reported, gain = (
-            np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), float)
-            for _ in range(2)
+        reported = np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), float)
+        gain = np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), float)
+        result = replace(
+            outcome(t, rows, 1.0, valid),
+            utility=np.where(valid, reported, 0),
+            signals={ACCURACY_GAIN: np.where(valid, gain, 0)},
         )
-        s.update(
-            replace(
-                outcome(t, rows, 1.0, valid),
-                utility=np.where(valid, reported, 0),
-                signals={ACCURACY_GAIN: np.where(valid, gain, 0)},
-            )
-        )
+        s.update(result)
 
 
 def test_nobody_online() -> None:
@@ -530,17 +530,13 @@ def test_rubbish_counts_as_missed_and_is_logged_once(caplog: pytest.LogCaptureFi
 
 
 def test_an_absurd_utility_flattens_nobody() -> None:
-    # The liar counts as 10 medians; everybody else's regions are nearly those of a world where it said just that.
-    def final(lie: float) -> FedSUV:
-        s = make(random_clients(40), 3)
-        for t in range(1, 21):
-            s.select(look(s.clients, t), 5)
-            rows = np.random.default_rng(t).choice(40, 8, replace=False)
-            s.update(outcome(t, rows, np.where((rows == 7) & (t > 1), lie, 20.0 + rows / 4)))
-        s.select(look(s.clients, 21), 5)
-        return s
-
-    s = final(1e90)
+    # The liar, row 7, counts as 10 medians, so the scale of the others' regions stays sensible.
+    s = make(random_clients(40), 3)
+    for t in range(1, 21):
+        s.select(look(s.clients, t), 5)
+        rows = np.random.default_rng(t).choice(40, 8, replace=False)
+        s.update(outcome(t, rows, np.where((rows == 7) & (t > 1), 1e90, 20.0 + rows / 4)))
+    s.select(look(s.clients, 21), 5)
     assert s.utility_model.data().mean.max() < 10 * 31
     told = s.explain()
     assert told["utility_high"].max() < 2000
@@ -556,17 +552,14 @@ def test_feedback_for_a_client_never_seen_fails() -> None:
 
 
 def test_hyper_parameters_are_fitted_when_due() -> None:
-    s, fits = make(random_clients(30), refit_every=5), []
+    s = make(random_clients(30), refit_every=5)
+    signals = []
     for t in range(1, 18):
         play(s, range(t, t + 1))
-        fits.append(s.diagnostics()["gp_signal"])
-    changes = [t for t in range(1, 17) if fits[t] != fits[t - 1]]
-    assert changes == [
-        1,
-        5,
-        10,
-        15,
-    ]  # counted from 0: the unit before round 2, then after 5, 10 and 15 rounds
+        signals.append(s.diagnostics()["gp_signal"])
+    # Counted from 0: the prior is scaled before round 2, then fits follow rounds 5, 10 and 15.
+    changes = [t for t in range(1, 17) if signals[t] != signals[t - 1]]
+    assert changes == [1, 5, 10, 15]
     assert s.diagnostics()["fit_converged"] in (True, False)
 
 
@@ -600,12 +593,15 @@ def test_equal_utilities_are_nothing_to_fit() -> None:
 
 
 def test_nothing_global_is_touched() -> None:
-    before = (torch.get_rng_state().clone(), np.random.get_state()[1].copy())
-    threads, kind = torch.get_num_threads(), torch.get_default_dtype()
+    torch_state = torch.get_rng_state().clone()
+    numpy_state = np.random.get_state()[1].copy()
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
     play(make(random_clients(40), refit_every=3), range(1, 12))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
-    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, kind)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.get_num_threads() == threads
+    assert torch.get_default_dtype() == dtype
 
 
 def test_diagnostics_name_what_happened() -> None:
@@ -637,12 +633,15 @@ def test_diagnostics_name_what_happened() -> None:
 
 
 def covered(seed: int, rounds: int = 40) -> bool:
-    """Whether the true point is in R_t for all t and all clients, removed ones too, in a world as the theorems want it.
+    """Whether the true point is in R_t for all t and all clients, removed ones too.
 
-    Validity linear in (x, 1) with ||theta|| <= 1 and Bernoulli; utility drawn from the very GP, mean 10, deviation 1:
-    no clipping at 0 or at ten medians can happen."""
-    rng, n = np.random.default_rng([99, seed]), 60
-    clients, hyper = random_clients(n, 3, seed), Hyper(10.0, 1.0, 0.09, np.array([0.2, 0.4, 0.8]))
+    The world is as the theorems want it: validity is Bernoulli and linear in (x, 1) with
+    ||theta|| <= 1; utility is drawn from the very GP, with mean 10 and deviation 1, so that nothing
+    is clipped at 0 or at ten medians."""
+    rng = np.random.default_rng([99, seed])
+    n = 60
+    clients = random_clients(n, 3, seed)
+    hyper = Hyper(10.0, 1.0, 0.09, np.array([0.2, 0.4, 0.8]))
     x = contexts(clients)
     slope = rng.dirichlet(np.ones(3)) * 0.7
     validity = 0.15 + x @ slope  # ||(slope, 0.15)|| <= 0.72, values in [0.15, 0.85]
@@ -652,16 +651,11 @@ def covered(seed: int, rounds: int = 40) -> bool:
     for t in range(1, rounds + 1):
         rows = s.select(look(clients, t), 5)
         told = s.explain()
-        if not (
-            ((told["validity_low"] <= validity) & (validity <= told["validity_high"])).all()
-            and ((told["utility_low"] <= utility) & (utility <= told["utility_high"])).all()
-        ):
-            return False
-        s.update(
-            outcome(
-                t, rows, utility[rows] + rng.normal(0, 0.3, 5), valid=rng.random(5) < validity[rows]
-            )
-        )
+        for truth, axis in ((validity, "validity"), (utility, "utility")):
+            if (truth < told[f"{axis}_low"]).any() or (truth > told[f"{axis}_high"]).any():
+                return False
+        reported = utility[rows] + rng.normal(0, 0.3, 5)
+        s.update(outcome(t, rows, reported, valid=rng.random(5) < validity[rows]))
     return True
 
 
@@ -680,20 +674,20 @@ def test_regions_cover_the_truth_in_200_worlds() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_clients_in_time_and_useful_are_found(seed: int) -> None:
-    # 200 clients, 10 a round. Validity 0.1..0.9 by one feature, utility 2..12 by another, noise 1, and one feature that
-    # says nothing. v u is on average 0.5 * 7 = 3.5 for a random choice, and about 0.8 * 11 = 9 for the ten best. Wide
-    # regions (5 deviations) keep many candidates alive for long, so the bar is halfway between, in rounds 41 to 60.
-    rng, clients = np.random.default_rng(seed), random_clients(200, 3, seed)
-    a, b = clients.features[:, 0], clients.features[:, 1]
-    validity, utility = 0.1 + 0.8 * a, 2 + 10 * b
-    s, gained = make(clients, seed), []
+    # 200 clients, 10 a round. Validity 0.1..0.9 by one feature, utility 2..12 by another, noise 1,
+    # and one feature that says nothing. v u is on average 0.5 * 7 = 3.5 for a random choice, and
+    # about 0.8 * 11 = 9 for the ten best. Wide regions (5 deviations) keep many candidates alive
+    # for long, so the bar is halfway between, in rounds 41 to 60.
+    rng = np.random.default_rng(seed)
+    clients = random_clients(200, 3, seed)
+    validity = 0.1 + 0.8 * clients.features[:, 0]
+    utility = 2 + 10 * clients.features[:, 1]
+    s = make(clients, seed)
+    gained = []
     for t in range(1, 61):
         rows = s.select(look(clients, t), 10)
-        s.update(
-            outcome(
-                t, rows, utility[rows] + rng.normal(size=10), valid=rng.random(10) < validity[rows]
-            )
-        )
+        reported = utility[rows] + rng.normal(size=10)
+        s.update(outcome(t, rows, reported, valid=rng.random(10) < validity[rows]))
         gained.append((validity * utility)[rows].mean())
     best = np.sort(validity * utility)[-10:].mean()
     everybody = (validity * utility).mean()
@@ -706,9 +700,8 @@ def test_clients_in_time_and_useful_are_found(seed: int) -> None:
 def test_a_fedscale_manager_hands_it_loss_and_gain() -> None:
     from fedsuv_plugin.engine.fedscale_env import parser_module
 
-    args = Namespace(
-        **{**vars(parser_module().parser.parse_args([])), "filter_less": 1, "fedsuv.rho": 0.2}
-    )
+    defaults = vars(parser_module().parser.parse_args([]))
+    args = Namespace(**{**defaults, "filter_less": 1, "fedsuv.rho": 0.2})
     made = FedSUVClientManager("fedsuv", args=args)
     for i in range(1, 9):
         made.register_client(1, i, size=10 * i, speed={"computation": 1.0, "communication": 1.0})
@@ -749,16 +742,15 @@ def test_bad_parameters_are_refused(name: str, value: object) -> None:
 
 
 def test_defaults_are_those_of_the_paper_and_of_algorithms() -> None:
-    p = FedSUVParams()
-    assert (p.delta, p.rho, p.ridge, p.refit_every, p.max_points, p.invalid_utility, p.rank) == (
-        0.1,
-        0.4,
-        1.0,
-        10,
-        1024,
-        "mean",
-        "utility",
-    )
+    assert asdict(FedSUVParams()) == {
+        "delta": 0.1,
+        "rho": 0.4,
+        "ridge": 1.0,
+        "refit_every": 10,
+        "max_points": 1024,
+        "invalid_utility": "mean",
+        "rank": "utility",
+    }
 
 
 def test_outcomes_without_gains_count_the_loss_alone() -> None:

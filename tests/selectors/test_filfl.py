@@ -1,4 +1,4 @@
-"""FilFL: algorithm 1 against plain loops, algorithm 2's timing, and real jobs around every selector."""
+"""FilFL: algorithm 1 against plain loops, when algorithm 2 filters, jobs around every selector."""
 
 from __future__ import annotations
 
@@ -51,10 +51,13 @@ def by_the_book(
     f: SetFunction, n: int, coin: Callable[[float], bool], variant: str
 ) -> frozenset[int]:
     """Algorithm 1 as printed, with sets."""
-    x, y = frozenset[int](), frozenset(range(n))
+    x = frozenset[int]()
+    y = frozenset(range(n))
     for u in range(n):
-        a, b = f(x | {u}) - f(x), f(y - {u}) - f(y)
-        a0, b0 = max(a, 0.0), max(b, 0.0)
+        a = f(x | {u}) - f(x)
+        b = f(y - {u}) - f(y)
+        a0 = max(a, 0.0)
+        b0 = max(b, 0.0)
         if variant == "dgf":
             p = 1.0 if a > b else 0.0
         else:
@@ -85,12 +88,16 @@ def test_dgf_equals_the_pseudocode_on_random_set_functions(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rgf_accepts_with_the_probabilities_of_the_pseudocode(seed: int) -> None:
-    """The exact distribution over outcomes, by following both branches, against 2,000 runs, in five sigmas."""
-    n, runs = 3, 2000
+    """2,000 runs are within five sigmas of the exact distribution.
+
+    The exact one is found by following all branches."""
+    n = 3
+    runs = 2000
     f = random_function(n, seed)
 
     def branch(coins: tuple[bool, ...]) -> tuple[frozenset[int], float]:
-        chance, left = 1.0, list(coins)
+        chance = 1.0
+        left = list(coins)
 
         def coin(p: float) -> bool:
             nonlocal chance
@@ -100,10 +107,7 @@ def test_rgf_accepts_with_the_probabilities_of_the_pseudocode(seed: int) -> None
 
         return by_the_book(f, n, coin, "rgf"), chance
 
-    exact = {
-        members: chance
-        for members, chance in map(branch, itertools.product([True, False], repeat=n))
-    }
+    exact = dict(branch(coins) for coins in itertools.product([True, False], repeat=n))
     assert sum(exact.values()) == pytest.approx(1)
     seen: dict[frozenset[int], int] = {}
     for trial in range(runs):
@@ -125,8 +129,9 @@ def test_on_a_monotone_function_everyone_is_kept_and_a_planted_bad_one_is_not(va
 
 def test_gains_by_hand() -> None:
     # f = -(sum - 3)^2 of the members 1, 2, 5 (rows 0, 1, 2): f(empty) = -9, f(all) = -25.
-    # Row 0: a = -4 + 9 = 5, b = -16 + 25 = 9: dropped. Row 1: a = -1 + 9 = 8, b = f({2}) - f({1,2}) = -4 + 16 = 12:
-    # dropped. Row 2: a = -4 + 9 = 5, b = f({}) - f({2}) = -9 + 4 = -5: kept.
+    # Row 0: a = -4 + 9 = 5, b = -16 + 25 = 9: dropped.
+    # Row 1: a = -1 + 9 = 8, b = f({2}) - f({1,2}) = -4 + 16 = 12: dropped.
+    # Row 2: a = -4 + 9 = 5, b = f({}) - f({2}) = -9 + 4 = -5: kept.
     values = [1.0, 2.0, 5.0]
     result = on_sets(lambda s: -((sum(values[i] for i in s) - 3.0) ** 2), 3, "dgf")
     assert result.gain_add.tolist() == [5, 8, 5]
@@ -136,11 +141,12 @@ def test_gains_by_hand() -> None:
 
 def test_two_rewards_per_client_and_two_more() -> None:
     calls: list[int] = []
-    greedy_filter(
-        list(np.eye(9)),
-        lambda total, count: calls.append(count) or float(count),  # type: ignore[func-returns-value]
-        lambda a, b: a > b,
-    )
+
+    def reward(total: np.ndarray, count: int) -> float:
+        calls.append(count)
+        return float(count)
+
+    greedy_filter(list(np.eye(9)), reward, lambda a, b: a > b)
     assert len(calls) == 2 * 9 + 2
     assert len(greedy_filter([], lambda total, count: 0.0, lambda a, b: True).kept) == 0
 
@@ -190,7 +196,7 @@ def test_it_filters_every_period_and_when_the_available_clients_change() -> None
     for t in range(1, 13):
         s.select(server(look(s.clients, t, range(9) if t == 6 else None)), 3)
         filtered.append(s.diagnostics()["filtering"] is not None)
-    # rounds 4, 8, 12 by the period; 6 and 7 because client 9 went and came back
+    # Rounds 4, 8, 12 by the period; 6 and 7 because row 9 went and came back.
     assert [t + 1 for t, due in enumerate(filtered) if due] == [4, 6, 7, 8, 12]
 
 
@@ -220,10 +226,11 @@ def test_a_loss_that_is_not_finite_counts_as_hopeless() -> None:
     s = make(4, period=1)
     s.select(server(look(s.clients, 1)), 4)
     s.update(trained(1, range(4), good(range(4), set())))
-    view = replace(
-        server(look(s.clients, 2)), public_loss=lambda w: math.nan if (w > 0.515).any() else 1.0
-    )
-    s.select(view, 4)
+
+    def loss(w: np.ndarray) -> float:
+        return math.nan if (w > 0.515).any() else 1.0
+
+    s.select(replace(server(look(s.clients, 2)), public_loss=loss), 4)
     assert np.isfinite(s.gains).all()
     assert s.gains.min() == -1e6 + 1.0
 
@@ -243,7 +250,7 @@ def test_one_absurd_update_does_not_blind_the_filter_to_the_others() -> None:
 
 
 def test_updates_are_added_to_the_current_model() -> None:
-    """weights: last. Client 0's update was + 0.25; from a model at 0.75 that reaches the target exactly."""
+    """Row 0's last update was + 0.25; from a model at 0.75 that reaches the target exactly."""
     s = make(2, period=1)
     s.select(server(look(s.clients, 1)), 2)
     s.update(trained(1, [0, 1], np.array([0.25 * TARGET, -TARGET])))
@@ -266,11 +273,10 @@ def test_fresh_weights_are_asked_for_when_filtering_is_due() -> None:
             assert question is not None
             assert (question.kind, question.one_by_one, question.more) == (WEIGHTS, True, True)
             for row in question.rows.tolist():
-                if row != 4:  # does not answer
+                if row != 4:  # row 4 does not answer
                     s.receive(row, good([row], {1})[0])
-            view = replace(
-                view, probe=ProbeAnswer(WEIGHTS, np.array([0, 1, 2, 3, 5]), np.empty((5, 0)))
-            )
+            answer = ProbeAnswer(WEIGHTS, np.array([0, 1, 2, 3, 5]), np.empty((5, 0)))
+            view = replace(view, probe=answer)
             assert s.probe(view) is None
         rows = s.select(view, 6)
         assert (1 in rows) == (t < 3)
@@ -301,26 +307,21 @@ def test_the_inner_selector_sees_those_filtered_in_and_its_own_answers(weights: 
     inner = Asker(NoParams(), table(6), np.random.default_rng(0))
     s = make(6, inner=inner, period=1, weights=weights)
     for t in (1, 2):
-        view, asked = server(look(s.clients, t)), []
+        view = server(look(s.clients, t))
+        asked = []
         while True:
             question = s.probe(view)
             assert question is not None
-            asked.append(question)
+            asked.append(question.kind)
             if question.kind == WEIGHTS:
                 for row in question.rows.tolist():
                     s.receive(row, good([row], {1})[0])
-            view = replace(
-                view,
-                probe=ProbeAnswer(
-                    question.kind, question.rows, np.full(len(question.rows), float(t))
-                ),
-            )
+            values = np.full(len(question.rows), float(t))
+            view = replace(view, probe=ProbeAnswer(question.kind, question.rows, values))
             if not question.more:
                 break
-        assert [q.kind for q in asked] == ([WEIGHTS] if weights == "fresh" and t == 2 else []) + [
-            LOSS,
-            LOSS,
-        ]
+        filters_fresh = weights == "fresh" and t == 2
+        assert asked == ([WEIGHTS, LOSS, LOSS] if filters_fresh else [LOSS, LOSS])
         rows = s.select(view, 3)
         s.update(trained(t, range(6), good(range(6), {1})))
         assert set(rows.tolist()) <= set(inner.seen[-1].online.tolist())
@@ -336,7 +337,8 @@ def test_the_inner_selector_sees_those_filtered_in_and_its_own_answers(weights: 
 @pytest.mark.parametrize("budget", [0, 1, 2048])
 def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     p = 100_000  # 0.4 MB: two fit into a budget of 1 MB
-    kept, rng = Updates(7, budget), np.random.default_rng(0)
+    kept = Updates(7, budget)
+    rng = np.random.default_rng(0)
     sent = rng.normal(size=(7, p)).astype(np.float32)
     for row in (3, 0, 5, 1, 3, 0):
         sent[row] += 1
@@ -366,7 +368,8 @@ def test_nothing_is_left_in_the_temporary_folder(
 @pytest.mark.parametrize("variant", ["dgf", "rgf"])
 def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None:
     def play(s: Filfl, first: int) -> list[list[int]]:
-        picks, rng = [], np.random.default_rng(first)
+        picks = []
+        rng = np.random.default_rng(first)
         for t in range(first, first + 8):
             rows = s.select(server(look(s.clients, t)), 4)
             picks.append(rows.tolist())
@@ -393,7 +396,8 @@ def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None
 def test_distinct_online_rows_at_most_k_and_never_nobody(
     n: int, k: int, seed: int, variant: str, weights: str, data: st.DataObject
 ) -> None:
-    rng, s = np.random.default_rng(seed), make(n, seed, variant=variant, weights=weights, period=2)
+    rng = np.random.default_rng(seed)
+    s = make(n, seed, variant=variant, weights=weights, period=2)
     for t in range(1, 6):
         online = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
         scale = data.draw(st.sampled_from([0.0, 1.0, 1e38]))
@@ -402,20 +406,13 @@ def test_distinct_online_rows_at_most_k_and_never_nobody(
         if question is not None:
             for row in question.rows.tolist():
                 s.receive(row, scale * rng.uniform(-1, 1, P))
-            s.probe(
-                replace(
-                    view,
-                    probe=ProbeAnswer(WEIGHTS, question.rows, np.empty((len(question.rows), 0))),
-                )
-            )
+            nothing_kept = np.empty((len(question.rows), 0))
+            s.probe(replace(view, probe=ProbeAnswer(WEIGHTS, question.rows, nothing_kept)))
         rows = s.select(view, k)
         assert 1 <= len(rows) == len(set(rows.tolist())) <= min(k, len(online))
         assert set(rows.tolist()) <= set(online)
-        s.update(
-            trained(
-                t, rows, scale * rng.uniform(-1, 1, (len(rows), P)), rng.random(len(rows)) < 0.7
-            )
-        )
+        weights_sent = scale * rng.uniform(-1, 1, (len(rows), P))
+        s.update(trained(t, rows, weights_sent, valid=rng.random(len(rows)) < 0.7))
         assert np.isfinite(s.gains).all()
 
 
@@ -450,9 +447,8 @@ def test_the_inner_selector_gets_its_own_parameters(job: MakeJob) -> None:
 def test_inner_selectors_that_cannot_be_wrapped_are_refused(
     job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        UserError, match="filfl.inner: expected a selector .* not itself, got 'filfl'"
-    ):
+    message = "filfl.inner: expected a selector .* not itself, got 'filfl'"
+    with pytest.raises(UserError, match=message):
         job(sample_mode="filfl", filfl__inner="filfl")
     with pytest.raises(UserError, match="unknown client manager 'nobody'"):
         job(sample_mode="filfl", filfl__inner="nobody")
@@ -479,20 +475,18 @@ def test_inner_selectors_that_cannot_be_wrapped_are_refused(
 def test_it_works_with_fed_prox_fresh_weights_batch_norm_and_a_file(
     job: MakeJob, values: dict[str, object]
 ) -> None:
-    rounds = records(
-        run(job(**{"sample_mode": "filfl", "filfl__period": 2, "rounds": 5, **values}))
-    )
+    common = {"sample_mode": "filfl", "filfl__period": 2, "rounds": 5}
+    rounds = records(run(job(**{**common, **values})))
     report = rounds[1]["selector"]["filtering"]
     assert report["visited"] > 0
     assert math.isfinite(report["value_after"])
 
 
 def test_the_budget_changes_nothing_but_where_updates_are(job: MakeJob) -> None:
-    here, there = (
-        run(job(sample_mode="filfl", filfl__period=2, rounds=8, filfl__weights_budget_mb=b))
-        for b in (0, 9)
-    )
-    assert records(here) == records(there)
+    values = {"sample_mode": "filfl", "filfl__period": 2, "rounds": 8}
+    in_a_file = run(job(**values, filfl__weights_budget_mb=0))
+    in_memory = run(job(**values, filfl__weights_budget_mb=9))
+    assert records(in_a_file) == records(in_memory)
 
 
 def test_processes_give_the_numbers_of_loopback(job: MakeJob) -> None:
@@ -522,7 +516,7 @@ def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, inner: str) -> N
 
 
 def test_clients_with_wrong_labels_are_filtered_out_more_often(job: MakeJob) -> None:
-    """20 iid clients, 5 of them with every label wrong: once all have been seen, dgf drops mostly wrong ones."""
+    """20 iid clients, 5 with every label wrong: once all have been seen, dgf drops mostly those."""
     from fedsuv_plugin.tasks.federated_data import noisy_clients
 
     noisy_job = job(

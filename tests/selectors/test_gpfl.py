@@ -47,7 +47,7 @@ def answer(
     silent: Sequence[int] = (),
     asked: list[Probe] | None = None,
 ) -> RoundView:
-    """Play the engine's part: put the probes to the clients and stream their answers."""
+    """Play the engine's part: put the probes to the clients and hand on answers one by one."""
     while (question := s.probe(seen)) is not None:
         if asked is not None:
             asked.append(question)
@@ -77,7 +77,8 @@ def done(
 
 
 def test_first_projections_and_cohort_by_hand() -> None:
-    # d = (3, 0), (0, 4), (3, 4): g = (2, 8/3), ||g|| = 10/3, g/||g|| = (0.6, 0.8); c = 1.8, 3.2, 1.8 + 3.2 = 5.
+    # d = (3, 0), (0, 4), (3, 4): g = (2, 8/3), ||g|| = 10/3, g/||g|| = (0.6, 0.8);
+    # c = 1.8, 3.2, 1.8 + 3.2 = 5.
     s = make(3)
     seen = answer(s, view(s), np.array([[3.0, 0.0], [0.0, 4.0], [3.0, 4.0]]))
     assert s.select(seen, 2).tolist() == [2, 1]
@@ -87,39 +88,40 @@ def test_first_projections_and_cohort_by_hand() -> None:
 
 
 def test_reward_and_index_by_hand() -> None:
-    # Two clients with c = (0, ln 3): mu = (1/4, 3/4). Accuracy 0.1 -> 0.3: mu of the participant, row 1, times
-    # 2 e^0.2. Index for round 2 of 10, rho = 0.5: alpha = 0.1; n = 2 + 1, n_0 = 1, n_1 = 2.
+    # Two clients with c = (0, ln 3): mu = (1/4, 3/4). Accuracy 0.1 -> 0.3: mu of the participant,
+    # row 1, times 2 e^0.2. Index for round 2 of 10, rho = 0.5: alpha = 0.1; n = 2 + 1, n_0 = 1,
+    # n_1 = 2.
     s = make(2, rho=0.5)
     seen = answer(s, view(s, total=10), np.zeros((2, 2)))
     s.select(seen, 1)
-    s.projection[:], s.placed[:] = [0.0, math.log(3)], True
+    s.projection[:] = [0.0, math.log(3)]
+    s.placed[:] = True
     s.g = np.array([0.0, 1.0])
     s.update(done(1, [1], [[5.0, math.log(3)]], accuracy=0.3))  # its c stays: (5, ln 3) . (0, 1)
     s.select(view(s, 2, total=10, accuracy=0.3), 1)
     told = s.explain()
     assert told["reward_mean"] == pytest.approx([0.25, 0.75 * 2 * math.exp(0.2)])
-    assert told["score"] == pytest.approx(
-        [
-            0.25 + 0.1 * math.sqrt(2 * math.log(3)),
-            1.5 * math.exp(0.2) + 0.1 * math.sqrt(2 * math.log(3) / 2),
-        ]
-    )
+    idle = 0.25 + 0.1 * math.sqrt(2 * math.log(3))
+    participant = 1.5 * math.exp(0.2) + 0.1 * math.sqrt(2 * math.log(3) / 2)
+    assert told["score"] == pytest.approx([idle, participant])
     assert told["count"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("accuracy", "loss", "factor"),
     [
+        # The accuracy changed: the loss plays no part.
         (0.3, 9.0, 2 * math.exp(0.2)),
-        (0.0, 9.0, 2 * math.exp(-0.1)),  # changed: the loss plays no part
+        (0.0, 9.0, 2 * math.exp(-0.1)),
+        # It did not: a rising loss raises the reward, as printed.
         (0.1, 2.5, math.exp(0.5)),
-        (0.1, 1.0, math.exp(-1.0)),  # unchanged: rising loss, rising reward, as printed
-        (0.1, 1e9, math.exp(10)),
-        (0.1, 2.0, 1.0),  # clipped; nothing changed at all
-        (None, None, 1.0),
-        (0.1, None, 1.0),
+        (0.1, 1.0, math.exp(-1.0)),
+        (0.1, 1e9, math.exp(10)),  # clipped
+        (0.1, 2.0, 1.0),  # nothing changed at all
+        (None, None, 1.0),  # not evaluated
+        (0.1, None, 1.0),  # a loss that overflowed
     ],
-)  # not evaluated; a loss that overflowed
+)
 def test_equation_8(accuracy: float | None, loss: float | None, factor: float) -> None:
     s = make(2)
     s.select(answer(s, view(s), np.zeros((2, 2))), 1)
@@ -131,9 +133,8 @@ def test_projections_use_the_previous_rounds_direction() -> None:
     s = make(3)
     s.select(answer(s, view(s), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])), 2)
     s.update(done(1, [0, 1], [[0.0, 2.0], [3.0, 4.0]]))
-    assert s.explain()["projection"] == pytest.approx(
-        [0.0, 3.0, 1.0]
-    )  # on (1, 0); row 2 keeps its last
+    # Projections on (1, 0); row 2 keeps its last one.
+    assert s.explain()["projection"] == pytest.approx([0.0, 3.0, 1.0])
     assert s.g == pytest.approx([1.5, 3.0])
     s.update(done(2, [2], [[1.0, 1.0]]))
     assert s.explain()["projection"][2] == pytest.approx(4.5 / math.hypot(1.5, 3.0))
@@ -167,7 +168,8 @@ def by_the_book(
         return sum(x * y for x, y in zip(d, g, strict=True)) / math.sqrt(sum(y * y for y in g))
 
     c = [project(d) for d in first]
-    counts, sums = [1] * n, [0.0] * n
+    counts = [1] * n
+    sums = [0.0] * n
     for rows, directions, accuracy, loss in rounds:
         for row, d in zip(rows, directions, strict=True):
             c[row] = project(d)
@@ -191,11 +193,12 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
     n, p, total = 12, 5, 30
     s = make(n, seed, rho=0.7)
     first = rng.normal(size=(n, p)).astype(np.float32).astype(float)
-    seen, rounds = answer(s, view(s, total=total, p=p), first), []
-    picked = s.select(seen, 4)
+    rounds = []
+    picked = s.select(answer(s, view(s, total=total, p=p), first), 4)
     for t in range(1, 9):
         directions = rng.normal(size=(4, p))
-        accuracy, loss = float(rng.choice([0.1, 0.2])), float(rng.random())
+        accuracy = float(rng.choice([0.1, 0.2]))
+        loss = float(rng.random())
         rounds.append((picked.tolist(), directions, accuracy, loss))
         s.update(done(t, picked, directions, accuracy, loss))
         picked = s.select(view(s, t + 1, total=total, accuracy=accuracy, test_loss=loss, p=p), 4)
@@ -210,7 +213,8 @@ def test_agrees_with_the_pseudocode(seed: int) -> None:
 
 def test_two_passes_give_the_numbers_of_one() -> None:
     rng = np.random.default_rng(0)
-    n, p = 40, 10_000  # 400,000 numbers are 1.5 MB; the budget holds 26 of them
+    n = 40
+    p = 10_000  # 40 directions take 1.5 MB; 26 fit into 1 MB
     directions = rng.normal(size=(n, p))
     directions[7] *= 1e6
     found = []
@@ -229,7 +233,7 @@ def test_first_directions_keep_only_the_longest() -> None:
     for row, size in enumerate([1.0, 5.0, 2.0, 100.0, 3.0]):
         kept.add(row, size, np.array([size]))
     assert [row for row, _ in kept.kept()] == [1, 3]
-    # limit 10: 1 + 5 + 2 + 10 + 3
+    # With a limit of 10 the sum is 1 + 5 + 2 + 10 + 3.
     assert kept.mean(limit=10.0) == pytest.approx([21 / 5])
     assert FirstDirections(3).mean(1.0).shape == (0,)
 
@@ -251,15 +255,16 @@ def test_one_absurd_direction_neither_takes_the_softmax_nor_turns_the_global_dir
     honest = np.column_stack([np.ones(20), rng.normal(0, 0.1, 20)])
     lying = honest.copy()
     lying[3] = [0.0, 1e20]
-    plain, fooled = make(20), make(20)
+    plain = make(20)
+    fooled = make(20)
     plain.select(answer(plain, view(plain), honest), 5)
     fooled.select(answer(fooled, view(fooled), lying), 5)
-    # Shortened to 10 times the median length of 1, row 3 adds (0, 10/20) to g: the others' projections fall by a
-    # factor of about 1/sqrt(1 + 0.5^2) = 0.89, and keep their order of magnitude.
+    # Shortened to 10 times the median length of 1, row 3 adds (0, 10/20) to g: the others'
+    # projections fall by a factor of about 1/sqrt(1 + 0.5^2) = 0.89, and keep their order of
+    # magnitude.
     others = np.arange(20) != 3
-    assert (
-        fooled.explain()["projection"][others] > 0.75 * plain.explain()["projection"][others]
-    ).all()
+    before = plain.explain()["projection"][others]
+    assert (fooled.explain()["projection"][others] > 0.75 * before).all()
     fooled.update(done(1, [0], lying[[0]]))
     assert fooled.explain()["reward_mean"][others].min() > 1e-5
 
@@ -274,9 +279,8 @@ def test_one_whose_probe_failed_and_one_who_joins_later_stand_at_the_median() ->
     s.update(done(2, [0], [[1.0, 0.0]]))
     told = s.explain()
     assert s.rounds.tolist() == [2, 2, 2, 2, 1]
-    assert told["reward_mean"][3] == pytest.approx(
-        told["reward_mean"][4]
-    )  # the same mu, over their own rounds
+    # Rows 3 and 4 have the same mu, each averaged over its own rounds.
+    assert told["reward_mean"][3] == pytest.approx(told["reward_mean"][4])
     assert told["reward_mean"][4] > 0
 
 
@@ -293,34 +297,27 @@ def test_ties_are_broken_fairly() -> None:
 def test_always_min_k_online_distinct_rows_and_finite(
     n: int, k: int, seed: int, data: st.DataObject
 ) -> None:
-    rng, s = np.random.default_rng(seed), make(n, seed)
+    rng = np.random.default_rng(seed)
+    s = make(n, seed)
     scale = data.draw(st.sampled_from([0.0, 1.0, 1e37]))
     accuracy: float | None = 0.1
     for t in range(1, 5):
         online = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1)))
-        seen = answer(
-            s, view(s, t, online, accuracy), scale * rng.normal(size=(n, 2)), silent=online[:1]
-        )
+        first = scale * rng.normal(size=(n, 2))
+        seen = answer(s, view(s, t, online, accuracy), first, silent=online[:1])
         rows = s.select(seen, k)
         assert len(set(rows.tolist())) == len(rows) == min(k, len(online))
         assert set(rows.tolist()) <= set(online)
         accuracy = data.draw(st.sampled_from([None, 0.0, 0.1, 1.0]))
-        s.update(
-            done(
-                t,
-                rows,
-                scale * rng.normal(size=(len(rows), 2)),
-                accuracy,
-                None,
-                rng.random(len(rows)) < 0.7,
-            )
-        )
+        directions = scale * rng.normal(size=(len(rows), 2))
+        s.update(done(t, rows, directions, accuracy, None, valid=rng.random(len(rows)) < 0.7))
         assert all(np.isfinite(values).all() for values in s.explain().values())
 
 
 def test_a_resumed_selector_continues_exactly() -> None:
     def play(s: Gpfl, first: int) -> list[list[int]]:
-        picks, rng = [], np.random.default_rng(first)
+        picks = []
+        rng = np.random.default_rng(first)
         for t in range(first, first + 5):
             rows = s.select(view(s, t), 3)
             picks.append(rows.tolist())
@@ -337,8 +334,11 @@ def test_a_resumed_selector_continues_exactly() -> None:
 
 
 def test_everyone_is_asked_early_on() -> None:
-    """The paper's figure 4: with equal rewards the bound takes everyone in turn, 20 clients, 4 seats, 5 rounds."""
-    s, seen = make(20), set()
+    """The paper's figure 4: with equal rewards the bound takes everyone in turn.
+
+    20 clients, 4 seats, 5 rounds."""
+    s = make(20)
+    seen: set[int] = set()
     answer(s, view(s), np.ones((20, 2)))
     for t in range(1, 6):
         rows = s.select(view(s, t), 4)

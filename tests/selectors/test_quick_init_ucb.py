@@ -36,14 +36,12 @@ def make(cls: type[Selector], n: int, seed: int = 0, **params: Any) -> Any:
 def one_round(
     s: TimeSlotSelector, t: int, k: int, world: World, online: np.ndarray | None = None
 ) -> np.ndarray:
-    """A round as the engine plays it: the selector asks, everyone it asks has the world's opinion, it selects."""
+    """A round as the engine plays it; everyone who is asked has the world's opinion."""
     view = look(s.clients, t, online)
     asked = s.probe(view)
     if asked is not None:
-        opinion = world(sorted(s.cohort.tolist()))
-        view = replace(
-            view, probe=ProbeAnswer(OPINIONS, asked.rows, np.full(len(asked.rows), opinion))
-        )
+        opinions = np.full(len(asked.rows), world(sorted(s.cohort.tolist())))
+        view = replace(view, probe=ProbeAnswer(OPINIONS, asked.rows, opinions))
     return s.select(view, k)
 
 
@@ -63,7 +61,9 @@ def noisy(n: int, seed: int, spread: float = 0.05) -> World:
 
 @pytest.mark.parametrize("cls", [QuickInitUCB, UCB])
 def test_a_slot_is_one_cohort_and_ends_with_opinions(cls: type[TimeSlotSelector]) -> None:
-    s, cohorts, asked_in = make(cls, 12, slot_rounds=4), [], []
+    s = make(cls, 12, slot_rounds=4)
+    cohorts = []
+    asked_in = []
     for t in range(1, 25):
         if s.probe(look(s.clients, t)) is not None:
             asked_in.append(t)
@@ -87,11 +87,8 @@ def test_with_no_more_than_k_online_all_play_and_nothing_is_learnt(
 ) -> None:
     s = make(cls, 8, slot_rounds=2)
     for t in range(1, 8):
-        assert sorted(one_round(s, t, 3, lambda cohort: 0.9, np.array([1, 4, 6])).tolist()) == [
-            1,
-            4,
-            6,
-        ]
+        rows = one_round(s, t, 3, lambda cohort: 0.9, np.array([1, 4, 6]))
+        assert sorted(rows.tolist()) == [1, 4, 6]
     assert s.slot == 0
     assert not s.explain()["times_played"].any()
 
@@ -139,24 +136,24 @@ def test_every_pick_is_among_the_best_of_all_arms(
     n: int, k: int, mu: float, seed: int, spread: float, all_online: bool
 ) -> None:
     k = min(k, n - 1)
-    s, world = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1), noisy(n, seed, spread)
+    s = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1)
+    world = noisy(n, seed, spread)
     rng = np.random.default_rng(seed)
     book: BruteForce | None = None
     for t in range(1, -(-n // k) + 40):
         online = np.arange(n) if all_online else np.flatnonzero(rng.random(n) < 0.9)
         before = s.slot
-        played, last = tuple(sorted(s.cohort.tolist())), world(sorted(s.cohort.tolist()))
+        played = tuple(sorted(s.cohort.tolist()))
+        last = world(list(played))
         one_round(s, t, min(k, len(online)), world, online)
         if book is not None and played and len(online):
             book.play(played, last)
         if s.slot == before or s.slot <= s.groups:
             continue  # nobody to choose from, or the cold start
         book = book or BruteForce(s.value, k, mu)
-        arm = tuple(sorted(s.cohort.tolist()))
-        assert book.index(arm, s.slot) == pytest.approx(
-            book.best(s.slot, set(online.tolist())), abs=1e-9
-        )
-        assert s.diagnostics()["chosen_index"] == pytest.approx(book.index(arm, s.slot), abs=1e-9)
+        index = book.index(tuple(sorted(s.cohort.tolist())), s.slot)
+        assert index == pytest.approx(book.best(s.slot, set(online.tolist())), abs=1e-9)
+        assert s.diagnostics()["chosen_index"] == pytest.approx(index, abs=1e-9)
 
 
 def test_sets_are_replayed_when_mu_is_small() -> None:
@@ -169,7 +166,8 @@ def test_sets_are_replayed_when_mu_is_small() -> None:
 
 
 def test_the_cold_start_plays_everyone_once_and_fills_up_the_last_group() -> None:
-    s, cohorts = make(QuickInitUCB, 11, slot_rounds=1), []
+    s = make(QuickInitUCB, 11, slot_rounds=1)
+    cohorts: list[list[int]] = []
     for t in range(1, 4):
         cohorts.append(one_round(s, t, 4, lambda cohort: 0.1 * len(cohorts)).tolist())
     assert [len(set(c)) for c in cohorts] == [4, 4, 4]
@@ -183,8 +181,10 @@ def test_the_cold_start_plays_everyone_once_and_fills_up_the_last_group() -> Non
 
 @pytest.mark.parametrize(("mode", "restarts"), [("restart", [3, 5]), ("carry", []), ("gain", [])])
 def test_when_the_model_starts_again(mode: str, restarts: list[int]) -> None:
-    # 9 clients, 3 a set, 2 rounds a slot: cold-start slots begin in rounds 1, 3 and 5; the first has the model anyway.
-    s, wanted = make(QuickInitUCB, 9, slot_rounds=2, cold_start=mode), []
+    # 9 clients, 3 a set, 2 rounds a slot: cold-start slots begin in rounds 1, 3 and 5; the first
+    # has the initial model anyway.
+    s = make(QuickInitUCB, 9, slot_rounds=2, cold_start=mode)
+    wanted = []
     for t in range(1, 12):
         if s.restart_model(look(s.clients, t)):
             wanted.append(t)
@@ -195,7 +195,8 @@ def test_when_the_model_starts_again(mode: str, restarts: list[int]) -> None:
 @pytest.mark.parametrize("cls", [QuickInitUCB, UCB, BPUCB, Oracle])
 @pytest.mark.parametrize(("start", "restarts"), [("carry", []), ("restart", [3, 5, 7, 9, 11])])
 def test_slots_that_train_anew(cls: type[Selector], start: str, restarts: list[int]) -> None:
-    s, wanted = make(cls, 9, slot_rounds=2, slot_start=start), []
+    s = make(cls, 9, slot_rounds=2, slot_start=start)
+    wanted = []
     if cls is QuickInitUCB and start == "carry":
         restarts = [3, 5]  # its cold start
     for t in range(1, 12):
@@ -212,7 +213,7 @@ def test_no_slot_no_restart() -> None:
     s = make(UCB, 9, slot_rounds=1, slot_start="restart")
     for t in range(1, 4):
         one_round(s, t, 3, lambda cohort: 0.5)
-    few = np.arange(3)  # nothing to choose: training goes on with what there is
+    few = np.arange(3)  # there is nothing to choose, so training goes on with the current model
     assert not s.restart_model(replace(look(s.clients, 4, few), seats=3))
     one_round(s, 4, 3, lambda cohort: 0.5, few)
     assert s.restart_model(replace(look(s.clients, 5), seats=3))
@@ -220,9 +221,8 @@ def test_no_slot_no_restart() -> None:
 
 @pytest.mark.parametrize("mode", ["carry", "gain"])
 def test_slots_that_train_anew_have_no_other_cold_start(mode: str) -> None:
-    with pytest.raises(
-        UserError, match="cold_start: expected restart where slot_start is restart, got "
-    ):
+    message = "cold_start: expected restart where slot_start is restart, got "
+    with pytest.raises(UserError, match=message):
         make(QuickInitUCB, 9, slot_start="restart", cold_start=mode)
 
 
@@ -255,13 +255,10 @@ def test_equal_sums_come_in_the_order_of_the_numbers(
 ) -> None:
     worth = np.array(groups)
     numbers = np.argsort(-worth, kind="stable")  # best first, low numbers first among equals
-    made = [
-        tuple(sorted(numbers[p].tolist()))
-        for p in descending_subsets(worth[numbers], k, numbers.tolist())
-    ]
-    assert made == sorted(
-        combinations(range(len(groups)), k), key=lambda a: (-math.fsum(worth[list(a)]), a)
-    )
+    subsets = descending_subsets(worth[numbers], k, numbers.tolist())
+    made = [tuple(sorted(numbers[places].tolist())) for places in subsets]
+    arms = combinations(range(len(groups)), k)
+    assert made == sorted(arms, key=lambda arm: (-math.fsum(worth[list(arm)]), arm))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -277,59 +274,58 @@ def test_listed_ties_are_those_of_a_program_that_lists_the_arms(
     n: int, k: int, mu: float, seed: int, spread: float, all_online: bool
 ) -> None:
     k = min(k, n - 1)
-    s, world = (
-        make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1, ties="listed"),
-        noisy(n, seed, spread),
-    )
+    s = make(QuickInitUCB, n, seed, mu=mu, slot_rounds=1, ties="listed")
+    world = noisy(n, seed, spread)
     rng = np.random.default_rng(seed)
     book: BruteForce | None = None
     for t in range(1, -(-n // k) + 40):
-        online = (
-            np.arange(n)
-            if all_online or s.slot < s.groups or t == 1
-            else np.flatnonzero(rng.random(n) < 0.9)
-        )
+        online = np.arange(n)
+        if not (all_online or s.slot < s.groups or t == 1):
+            online = np.flatnonzero(rng.random(n) < 0.9)
         if len(online) <= k:
             continue
-        played, last = tuple(sorted(s.cohort.tolist())), world(sorted(s.cohort.tolist()))
+        played = tuple(sorted(s.cohort.tolist()))
+        last = world(list(played))
         one_round(s, t, k, world, online)
         if book is not None:
             book.play(played, last)
         if s.slot > s.groups:
             book = book or BruteForce(s.value, k, mu)
-            arms = [
-                arm for arm in book.mean if set(arm) <= set(online.tolist())
-            ]  # in the order of combinations()
+            # In the order of combinations().
+            arms = [arm for arm in book.mean if set(arm) <= set(online.tolist())]
             first = int(np.argmax([round(book.index(arm, s.slot), 10) for arm in arms]))
             assert tuple(sorted(s.cohort.tolist())) == arms[first]
 
 
 @pytest.mark.parametrize("ties", ["random", "listed"])
 def test_100000_clients_in_milliseconds_and_little_memory(ties: str) -> None:
-    n, k = 100_000, 20
+    n = 100_000
+    k = 20
     s = make(QuickInitUCB, n, slot_rounds=1, mu=0.02, ties=ties)
     s._make_groups(k)
-    s.value, s.known[:] = np.random.default_rng(0).random(n), True
+    s.value = np.random.default_rng(0).random(n)
+    s.known[:] = True
     s.slot = s.groups
     world = noisy(n, 0)
     one_round(s, 1, k, world)
     tracemalloc.start()
-    started = (
-        time.process_time()
-    )  # this process's own time: other work on the machine does not count
+    # This process's own time: other work on the machine does not count.
+    started = time.process_time()
     for t in range(2, 102):
         one_round(s, t, k, world)
     seconds = (time.process_time() - started) / 100
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # A pass over the clients takes a few milliseconds, more under tracemalloc; C(100000, 20) arms would never end.
+    # A pass over the clients takes a few milliseconds, more under tracemalloc; listing the
+    # C(100000, 20) arms would never end.
     assert seconds < 0.2
     assert peak < 30 * 8 * n  # a few arrays over the clients
     assert len(list(islice(descending_subsets(np.arange(40.0)[::-1], k), 500))) == 500
 
 
 def test_ties_do_not_follow_the_ids() -> None:
-    # Cold start: 12 clients, 4 groups of 3, all of the same worth: every later pick is any 3 of 12 equal clients.
+    # Cold start: 12 clients, 4 groups of 3, all of the same worth. So every later pick is any 3 of
+    # 12 equal clients.
     counts = np.zeros(12)
     for seed in range(1000):
         s = make(QuickInitUCB, 12, seed, slot_rounds=1)
@@ -340,20 +336,25 @@ def test_ties_do_not_follow_the_ids() -> None:
 
 
 def test_quick_init_finds_the_good_clients() -> None:
-    # 20 clients, the first 5 worth 0.16 each to a set's opinion, noise 0.02, K = 5, mu as in the small comparisons.
-    # A random set has 1.25 good members. Over 20 seeds the picks of the last 100 of 200 slots have at least 3 on
-    # average: the cold start groups good with bad, so the climb goes set by set.
+    # 20 clients, the first 5 worth 0.16 each to a set's opinion, noise 0.02, K = 5, mu as in the
+    # small comparisons. A random set has 1.25 good members. Over 20 seeds the picks of the last 100
+    # of 200 slots have at least 3 on average, not 5: the cold start groups good with bad, so the
+    # climb goes set by set.
     def world_of(seed: int) -> World:
         rng = np.random.default_rng(seed)
-        return lambda cohort: float(
-            np.clip(0.1 + 0.16 * sum(i < 5 for i in cohort) + 0.02 * rng.normal(), 0, 1)
-        )
+
+        def world(cohort: list[int]) -> float:
+            good_members = sum(i < 5 for i in cohort)
+            return float(np.clip(0.1 + 0.16 * good_members + 0.02 * rng.normal(), 0, 1))
+
+        return world
 
     good = []
     for seed in range(20):
-        s, world = make(QuickInitUCB, 20, seed, slot_rounds=1, mu=0.05), world_of(seed)
+        s = make(QuickInitUCB, 20, seed, slot_rounds=1, mu=0.05)
+        world = world_of(seed)
         picks = [one_round(s, t, 5, world) for t in range(1, 201)]
-        good += [np.mean([(p < 5).sum() for p in picks[100:]])]
+        good.append(np.mean([(rows < 5).sum() for rows in picks[100:]]))
     assert np.mean(good) > 3
 
 
@@ -361,12 +362,15 @@ def test_quick_init_finds_the_good_clients() -> None:
 
 
 def test_ucb_plays_every_set_before_any_twice() -> None:
-    s, seen = make(UCB, 5, slot_rounds=1), []
+    s = make(UCB, 5, slot_rounds=1)
+    world = noisy(5, 0)
+    seen = []
     for t in range(1, 11):
-        seen.append(tuple(sorted(one_round(s, t, 2, noisy(5, 0)).tolist())))
+        seen.append(tuple(sorted(one_round(s, t, 2, world).tolist())))
     assert sorted(seen) == list(combinations(range(5), 2))
-    world, count = noisy(5, 0), dict.fromkeys(seen, 1)
-    for t in range(11, 40):  # then UCB1, whose means are the world's own
+    # Then it is UCB1, whose means are the world's own: this world always says the same of a set.
+    count = dict.fromkeys(seen, 1)
+    for t in range(11, 40):
         arm = tuple(sorted(one_round(s, t, 2, world).tolist()))
         index = {a: world(list(a)) + math.sqrt(math.log(t) / count[a]) for a in count}
         assert index[arm] == pytest.approx(max(index.values()), abs=1e-9)
@@ -396,15 +400,8 @@ def test_oracle_asks_whom_it_is_told() -> None:
 
 def test_oracles_sets_take_turns() -> None:
     s = make(Oracle, 8, clients="1,2;3;4,5", slot_rounds=2)
-    assert [s.select(look(s.clients, t), 2).tolist() for t in range(1, 8)] == [
-        [0, 1],
-        [0, 1],
-        [2],
-        [2],
-        [3, 4],
-        [3, 4],
-        [0, 1],
-    ]
+    cohorts = [s.select(look(s.clients, t), 2).tolist() for t in range(1, 8)]
+    assert cohorts == [[0, 1], [0, 1], [2], [2], [3, 4], [3, 4], [0, 1]]
 
 
 @pytest.mark.parametrize("text", ["", "1,x", "1,1", "1;;2", "1.5"])
