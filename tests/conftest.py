@@ -17,7 +17,7 @@ import yaml
 from fedsuv_plugin import named
 from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
-from fedsuv_plugin.job import run_job
+from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
 
 ROOT = Path(__file__).parent.parent

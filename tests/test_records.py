@@ -16,7 +16,7 @@ from conftest import Killed, records
 
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import run_job
+from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
 
 MakeJob = Callable[..., Job]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import records, run_killed_and_resumed, same_records
-from fedsuv_plugin.job import run_job
+from fedsuv_plugin.engine.launchers import run_job
 from selector_worlds import five_sigma
 
 from fedsuv_plugin.config.job import Job
