@@ -22,7 +22,7 @@ class Place(Params):
 
 
 def from_argv(argv: Sequence[str]) -> tuple[Job, Place]:
-    """The job and the place in it, from `--key=value` or `--key value`; `Job.to_argv` writes them."""
+    """The job and the place in it from `--key=value` or `--key value`, as `Job.to_argv` writes."""
     values = dict(_pairs(argv))
     own = [f.name for f in fields(Place)]
     place = Place.from_mapping({key: values.pop(key) for key in own if key in values})

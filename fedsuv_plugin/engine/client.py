@@ -60,7 +60,7 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         }
 
     def _seed(self, seed: int) -> None:
-        """What `torch.manual_seed` does, without the note it keeps of every call before CUDA is up."""
+        """Seed torch. `torch.manual_seed` would also note every call until CUDA is up."""
         torch.default_generator.manual_seed(seed)
         if self.args.use_cuda:
             torch.cuda.manual_seed(seed)
@@ -76,7 +76,7 @@ class PluginClient(TorchClient):  # type: ignore[misc]  # FedScale has no types
         plan: Plan,
         first_epoch: torch.Tensor,
     ) -> list[torch.Tensor]:
-        """The steps of mini-batch SGD; the sample losses of every step, under the weights it met."""
+        """The steps of mini-batch SGD; every step's sample losses, under the weights it met."""
         model.train()
         norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS)]
         optimizer = self.get_optimizer(model, conf)

@@ -1,4 +1,4 @@
-"""The adapter: FedScale's one-client-at-a-time calls on one side, one array call a round on the other.
+"""The adapter: FedScale's calls, client by client, on one side, one array call a round on the other.
 
 FedScale's aggregator, stock or ours, registers clients, asks for participants and reports
 feedback client by client. The adapter keeps a client table instead of an object per client, and

@@ -12,7 +12,7 @@ from fedsuv_plugin.traces.population import load_population
 
 
 class Devices:
-    """The devices that the job's traces give its clients, and the work that a round asks of them."""
+    """The devices that a job's traces give its clients, and the work a round asks of them."""
 
     def __init__(self, config: JobConfig, sizes: np.ndarray, model_kbit: float):
         """`sizes`: training samples of each client; `model_kbit`: sent and received in a round."""

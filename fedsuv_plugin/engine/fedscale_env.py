@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from fedsuv_plugin.config.argv import Place
     from fedsuv_plugin.config.resolved import ResolvedJob
 
-OPTIONAL = {
-    "tensorflow": "tensorflow",
-    "wandb": "wandb",
-}  # package FedScale imports -> our extra that installs it
+# Packages that FedScale imports and a job may do without -> our extra that installs each.
+OPTIONAL = {"tensorflow": "tensorflow", "wandb": "wandb"}
 
 
 class _AbsentMeta(type):
-    """Attributes of an absent package are absent too: they can be named and subclassed, but not used."""
+    """Attributes of an absent package are absent too: named and subclassed, but not used."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -88,8 +86,9 @@ def parser_module() -> types.ModuleType:
 
 @cache
 def load() -> None:
-    """Import FedScale's aggregator and executor, and with them all of FedScale that a PyTorch job uses."""
-    import torch.utils.tensorboard  # noqa: F401  before the stand-ins: it looks for TensorFlow itself
+    """Import FedScale's aggregator and executor, and with them all that a PyTorch job uses."""
+    # Before the stand-ins: it looks for TensorFlow itself.
+    import torch.utils.tensorboard  # noqa: F401
 
     from fedsuv_plugin.tasks.models.torchvision_zoo import import_torchvision
 
@@ -103,8 +102,9 @@ def load() -> None:
 
 
 def _own_logging(logger: types.ModuleType) -> None:
-    """FedScale sets up logging for the whole process and picks its own folders. Where logs go is the job's business:
-    only the folder for TensorBoard events is left for FedScale to know."""
+    """Keep FedScale from setting up logging for the whole process in folders of its own.
+
+    Where logs go is the job's business: FedScale only knows the folder of TensorBoard events."""
 
     def init_logging() -> None:
         logger.logDir = parser_module().args.event_dir  # type: ignore[attr-defined]
@@ -154,5 +154,5 @@ def namespace(job: ResolvedJob, place: Place, events: Path | None = None) -> arg
 
 
 def trace_file(name: str | None) -> str | None:
-    """A trace that FedScale's arguments name; its default usually is not there and may be missing."""
+    """A trace that FedScale's arguments name. The file that is its default may be missing."""
     return None if name == "/tmp/client.cfg" and not Path(name).exists() else name

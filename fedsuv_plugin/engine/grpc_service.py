@@ -72,7 +72,7 @@ class GrpcService(job_api_pb2_grpc.JobServiceServicer):  # type: ignore[misc]  #
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     def CLIENT_EXECUTE_COMPLETION(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """A result; the answer is the next event. FedScale's `client_id` carries the task number."""
+        """A result; the answer is the next event. `client_id` carries the number of the task."""
         value = _received(request.data_result, context)
         error = None if request.status else request.msg or "unknown error"
         result = Result(int(request.client_id), request.event, value, error)

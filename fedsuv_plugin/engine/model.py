@@ -1,8 +1,9 @@
-"""The model as arrays: FedScale's adapter, without its copies, and with buffers kept out of the server's optimizers.
+"""The model as arrays: FedScale's adapter without its copies.
 
-BatchNorm: a client's running mean and variance are averaged over the round's clients with the weights of its parameters
-(`aggregation_weights`), its count of batches likewise, rounded; no gradient_policy moves them. A client that trains on
-batches of one sample sends the statistics back as it got them.
+Buffers are kept out of the server's optimizers. BatchNorm's running mean and variance are averaged
+over the round's clients with the weights of their parameters (`aggregation_weights`), the count of
+batches likewise, rounded; no gradient_policy moves them. A client that trains on batches of one
+sample sends the statistics back as it got them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
         is_aggregator: bool = True,
         client_training_results: list[dict[str, Any]] | None = None,
     ) -> None:
-        """Load weights; on the aggregator, step from the old ones to these as the job's gradient_policy says."""
+        """Load weights; on the aggregator, step to them as the job's gradient_policy says."""
         state = list(self.model.state_dict().values())
         last = [t.clone() for t in state] if is_aggregator and self.optimizer else []
         new = [torch.from_numpy(np.asarray(w, order="C")) for w in weights]
@@ -39,25 +40,19 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
     def _step(
         self, last: list[torch.Tensor], new: list[torch.Tensor], results: list[dict[str, Any]]
     ) -> None:
-        """Have FedScale's server optimizer see and step the parameters only. Buffers are statistics and stay the
-        clients' average: a running variance that YoGi moved could turn negative, and q-fedavg would take BatchNorm's
-        count of batches for the steepest gradient of all."""
+        """Have FedScale's server optimizer see and step the parameters only.
+
+        Buffers are statistics and stay the clients' average: a running variance that YoGi moved
+        could turn negative, and q-fedavg would take BatchNorm's count of batches for the steepest
+        gradient of all."""
         parameters = _Parameters(self.model)
+        names = list(parameters.state_dict())
         stepped = [name in parameters.state_dict() for name in self.model.state_dict()]
         self.optimizer.update_round_gradient(
             list(compress(last, stepped)),
             list(compress(new, stepped)),
             parameters,
-            [
-                {
-                    **result,
-                    "update_weight": {
-                        name: result["update_weight"][name] for name in parameters.state_dict()
-                    },
-                }
-                for result in results
-                if "update_weight" in result
-            ],
+            [_only(names, result) for result in results if "update_weight" in result],
         )
 
     def get_weights(self) -> list[np.ndarray]:
@@ -67,27 +62,29 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints: the weights and YoGi's moments."""
         yogi = getattr(self.optimizer, "gradient_controller", None)
-        return {
-            "weights": self.get_weights(),
-            "yogi": None
-            if yogi is None
-            else {k: [t.cpu().numpy() for t in getattr(yogi, k)] for k in _MOMENTS},
-        }
+        moments = None
+        if yogi is not None:
+            moments = {name: [t.cpu().numpy() for t in getattr(yogi, name)] for name in _MOMENTS}
+        return {"weights": self.get_weights(), "yogi": moments}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.set_weights(state["weights"], is_aggregator=False)
-        if state["yogi"] is not None:
-            for name, arrays in state["yogi"].items():
-                setattr(
-                    self.optimizer.gradient_controller, name, [torch.from_numpy(a) for a in arrays]
-                )
+        for name, arrays in (state["yogi"] or {}).items():
+            tensors = [torch.from_numpy(a) for a in arrays]
+            setattr(self.optimizer.gradient_controller, name, tensors)
 
 
-_MOMENTS = ("v_t", "m_t")
+_MOMENTS = ("v_t", "m_t")  # FedScale's names for YoGi's two moments
+
+
+def _only(names: Iterable[str], result: dict[str, Any]) -> dict[str, Any]:
+    """A client's result with these of its weights."""
+    weights = result["update_weight"]
+    return {**result, "update_weight": {name: weights[name] for name in names}}
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> np.ndarray:
-    """Parameters end to end as one float32 vector (buffers such as BatchNorm's are no part of an update)."""
+    """Parameters end to end as one float32 vector; buffers are no part of an update."""
     return torch.cat([t.detach().reshape(-1) for t in tensors]).cpu().numpy()
 
 

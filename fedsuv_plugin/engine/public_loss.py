@@ -19,12 +19,14 @@ BATCH = 1024  # samples per forward pass
 class PublicLoss:
     """Flat parameters -> mean loss on the public set.
 
-    Parameters are all that varies: buffers, such as BatchNorm's statistics, are those of the global model, which are
-    the average of its last round's clients. The server computes this itself, on its CPU, whatever the launcher: a
-    filtering asks hundreds of times in a row, and each answer decides the next question."""
+    Parameters are all that varies: buffers, such as BatchNorm's statistics, are those of the
+    global model, which are the average of its last round's clients. The server computes this
+    itself, on its CPU, whatever the launcher: a filtering asks hundreds of times in a row, and each
+    answer decides the next question."""
 
     def __init__(self, config: JobConfig, data: Samples):
-        self._data, self._name = data, config.model
+        self._data = data
+        self._name = config.model
         self._model = initial_model(config)
 
     def follow(self, model: torch.nn.Module) -> None:

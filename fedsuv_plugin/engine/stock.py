@@ -1,4 +1,8 @@
-"""FedScale's own classes, imported through `fedscale_env`; the engine takes them from here and nowhere else."""
+"""FedScale's own classes for the engine to subclass, imported once `fedscale_env` is ready.
+
+Only `client_manager.py` imports FedScale by itself: its ClientManager needs no such care, and
+must not cost a user who only looks at selectors the seconds that all this takes.
+"""
 
 from __future__ import annotations
 

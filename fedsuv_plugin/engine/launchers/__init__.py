@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fedsuv_plugin.config.job import Job
     from fedsuv_plugin.engine.aggregator import OnRound
 
-LAUNCHERS = ("loopback", "processes")
+LAUNCHERS = sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def run_job(

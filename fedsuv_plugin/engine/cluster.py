@@ -1,8 +1,8 @@
-"""The commands that run a job on the hosts of its file: an aggregator on `ps_ip`, executors on `worker_ips`.
+"""The commands that run a job on the hosts of its file.
 
-They are those of FedScale's driver: every key of the job as a flag, then who is who. `worker_ips` entries are
-`host:[a, b, ...]`, a executors on the first GPU of the host, b on the second, ...; ranks run through all hosts in that
-order, and rank 0 is the aggregator.
+They are those of FedScale's driver: every key of the job as a flag, then who is who. The
+aggregator, rank 0, runs on `ps_ip`. `worker_ips` entries are `host:[a, b, ...]`: a executors on
+the first GPU of the host, b on the second, and so on; ranks run through all hosts in that order.
 """
 
 from __future__ import annotations
@@ -41,51 +41,38 @@ def workers(job: Job) -> list[tuple[str, list[int]]]:
         counts = [int(count) for count in match["gpus"].split(",")] if match else []
         if match is None or not sum(counts):
             raise UserError(
-                f"{job.source}: worker_ips: expected host:[executors on its first GPU, on its second, ...] "
-                f"with at least one executor, got {entry!r}"
+                f"{job.source}: worker_ips: expected host:[executors on its first GPU, on its "
+                f"second, ...] with at least one executor, got {entry!r}"
             )
         found.append((match["host"], counts))
     return found
 
 
 def commands(job: Job, time_stamp: str) -> list[Host]:
-    """What to run where; the aggregator's host comes first. Keys of the job decide: `log_path` and files they name are
-    paths on the hosts."""
-    folder, aggregator_entry, executor_entry = (
-        _text(job, key) for key in ("exp_path", "aggregator_entry", "executor_entry")
-    )
+    """What to run where; the aggregator's host comes first.
+
+    `log_path` and the files that the job's keys name are paths on the hosts."""
+    folder = _text(job, "exp_path")
+    aggregator_script = f"{folder}/{_text(job, 'aggregator_entry')}"
+    executor_script = f"{folder}/{_text(job, 'executor_entry')}"
     placed = workers(job)
     total = sum(sum(counts) for _, counts in placed)
     shared = [*job.to_argv(), f"--time_stamp={time_stamp}", f"--num_executors={total}"]
     if "ps_ip" not in job.flat():
         shared.append(f"--ps_ip={job.config.ps_ip}")
     where = "=".join(f"{host}:[{','.join(map(str, counts))}]" for host, counts in placed)
-    on: dict[str, list[str]] = {job.config.ps_ip: []}
+    on: dict[str, list[str]] = {job.config.ps_ip: []}  # host -> its executors' commands
     rank = 0
     for host, counts in placed:
         for gpu in (gpu for gpu, count in enumerate(counts) for _ in range(count)):
             rank += 1
-            on.setdefault(host, []).append(
-                shlex.join(
-                    [
-                        "python",
-                        f"{folder}/{executor_entry}",
-                        *shared,
-                        f"--this_rank={rank}",
-                        f"--cuda_device=cuda:{gpu}",
-                    ]
-                )
-            )
-    aggregator = shlex.join(
-        [
-            "python",
-            f"{folder}/{aggregator_entry}",
-            *shared,
-            "--this_rank=0",
-            f"--executor_configs={where}",
-        ]
-    )
-    user, setup = _user(job), _setup(job)
+            who = [f"--this_rank={rank}", f"--cuda_device=cuda:{gpu}"]
+            command = shlex.join(["python", executor_script, *shared, *who])
+            on.setdefault(host, []).append(command)
+    who = ["--this_rank=0", f"--executor_configs={where}"]
+    aggregator = shlex.join(["python", aggregator_script, *shared, *who])
+    user = _user(job)
+    setup = _setup(job)
     return [
         Host(
             f"{user}@{host}" if user else host,
@@ -98,8 +85,9 @@ def commands(job: Job, time_stamp: str) -> list[Host]:
 
 
 def script(hosts: list[Host]) -> str:
-    """The commands as text to paste, a block per host; each host's own shell runs its block from a copy of the
-    repository, since paths are relative to it."""
+    """The commands as text to paste, a block per host.
+
+    A host's shell runs its block in a clone of the repository: paths are relative to it."""
     blocks = []
     for host in hosts:
         lines = [f"# ---- {host.address}", *host.setup]
