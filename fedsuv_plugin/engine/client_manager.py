@@ -1,4 +1,4 @@
-"""The adapter: FedScale's calls, client by client, on one side, one array call a round on the other.
+"""The adapter between FedScale's calls, client by client, and one array call a round.
 
 FedScale's aggregator, stock or ours, registers clients, asks for participants and reports
 feedback client by client. The adapter keeps a client table instead of an object per client, and
@@ -24,6 +24,7 @@ from fedsuv_plugin.engine.feedback import (
     Feedback,
     ModelFacts,
     Report,
+    finite_answers,
     give_feedback,
     keep_all,
     outcome,
@@ -196,7 +197,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
                 return view
             keep = self._hand_on if probe.one_by_one else keep_all
             answers = ask(probe.kind, self.clients.ids[probe.rows], keep)
-            view = replace(view, probe=self._finite(probe.kind, answers))
+            answers = finite_answers(probe.kind, answers)
+            rows = self._rows(list(answers))
+            values = np.array(list(answers.values()))
+            view = replace(view, probe=ProbeAnswer(probe.kind, rows, values))
             more = probe.more
         return view
 
@@ -206,18 +210,6 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             return np.array([np.nan])
         self.selector.receive(int(self._rows([client_id])[0]), answer)
         return np.empty(0)
-
-    def _finite(self, kind: str, answers: Mapping[int, np.ndarray]) -> ProbeAnswer:
-        """The answers as arrays. A client that answered with rubbish is left out."""
-        finite = {c: a for c, a in answers.items() if np.all(np.isfinite(a))}
-        if len(finite) < len(answers):
-            logging.warning(
-                "%d of %d answers to probe %s are not finite and are left out",
-                len(answers) - len(finite),
-                len(answers),
-                kind,
-            )
-        return ProbeAnswer(kind, self._rows(list(finite)), np.array(list(finite.values())))
 
     def wants_restart(self, view: RoundView) -> bool:
         """Whether the selector wants the round to begin at the initial model."""

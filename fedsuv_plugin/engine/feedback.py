@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,19 @@ Ask = Callable[[str, np.ndarray, Keep], Mapping[int, np.ndarray]]
 
 def keep_all(client: int, answer: np.ndarray) -> np.ndarray:
     return answer
+
+
+def finite_answers(kind: str, answers: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """The answers to a probe, without those of clients that answered with rubbish."""
+    finite = {client: a for client, a in answers.items() if np.all(np.isfinite(a))}
+    if len(finite) < len(answers):
+        logging.warning(
+            "%d of %d answers to probe %s are not finite and are left out",
+            len(answers) - len(finite),
+            len(answers),
+            kind,
+        )
+    return finite
 
 
 @dataclass(frozen=True, eq=False)
