@@ -1,4 +1,6 @@
-"""A published job made smaller: `--scale mini` ends in minutes on two cores, `--scale smoke` in seconds.
+"""A published job made smaller: `--scale mini` or `--scale smoke`.
+
+On two cores mini ends in minutes, smoke in seconds.
 
 A scale is a rule of few numbers, the same for every job file. What the rule must know of a data
 set, a model or a selector is declared there: `DataSet.training_samples` and `samples_per_client`,
@@ -112,7 +114,9 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
     smaller = replace(job, config=config, selector_params=selector_params)
     before = _every_value(job)
     after = _every_value(smaller)
-    changes = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+    changes = [
+        f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]
+    ]
     return smaller, changes
 
 

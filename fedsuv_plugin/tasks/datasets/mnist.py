@@ -15,6 +15,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.datasets import DATASETS, Images, Splits
 from fedsuv_plugin.tasks.files import CLIENT_MAP, missing, numbered, read_client_map
 from fedsuv_plugin.tasks.sources import Download, Source
-
 
 NAMES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -50,7 +50,7 @@ class Mnist(Images):
     raw = "MNIST/raw"
     clients = "writers, with a client map"
     training_samples = 60_000
-    samples_per_client = 110
+    samples_per_client: ClassVar[int | None] = 110
     mean = (0.1307,)
     std = (0.3081,)
     source = idx_source(

@@ -109,11 +109,9 @@ def _texts(file: Path) -> list[np.ndarray]:
 
 
 def _windows(texts: list[np.ndarray], stride: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples (n, LENGTH) uint8, the character after each (n,) int64, the number of its text (n,)."""
+    """Samples (n, LENGTH) uint8, the character after each (n,) int64, and whose text it is (n,)."""
     of = [i for i, text in enumerate(texts) if len(text) > LENGTH]
-    windows = [
-        np.lib.stride_tricks.sliding_window_view(texts[i], LENGTH + 1)[::stride] for i in of
-    ]
+    windows = [np.lib.stride_tricks.sliding_window_view(texts[i], LENGTH + 1)[::stride] for i in of]
     if not windows:
         return np.empty((0, LENGTH), np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     x = np.concatenate([window[:, :LENGTH] for window in windows])
