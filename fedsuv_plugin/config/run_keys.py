@@ -9,7 +9,7 @@ from fedsuv_plugin.params import Params, param
 
 @dataclass(frozen=True, kw_only=True)
 class RunKeys(Params):
-    """A key marked [FedScale: ...] has another default there."""
+    """Selector, devices and clock. A key marked [FedScale: ...] has that default in FedScale."""
 
     # the job
     job_name: str = param("demo_job", "name of the job, and of its folder of run directories")

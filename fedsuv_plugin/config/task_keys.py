@@ -9,7 +9,7 @@ from fedsuv_plugin.params import Params, param
 
 @dataclass(frozen=True, kw_only=True)
 class TaskKeys(Params):
-    """A key marked [FedScale: ...] has another default there."""
+    """Data, model and training. A key marked [FedScale: ...] has that default in FedScale."""
 
     # data
     data_set: str = param("digits", "data set [FedScale: cifar10]")
