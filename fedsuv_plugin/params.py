@@ -30,6 +30,7 @@ def param(
     above: float | None = None,
     high: float | None = None,
     choices: Iterable[object] | None = None,
+    scales_with: str | None = None,
 ) -> Any:
     """A parameter with its default, what it means, and the values it may take (low <= value <= high, value > above)."""
     return field(
@@ -40,6 +41,7 @@ def param(
             "above": above,
             "high": high,
             "choices": None if choices is None else tuple(choices),
+            "scales_with": scales_with,
         },
     )
 

@@ -1,4 +1,4 @@
-"""Pictures, drawn off screen, saved whole. matplotlib is imported only where one is drawn."""
+"""Pictures, made off screen and saved whole. matplotlib is imported only where one is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsuv_plugin.atomic_file import replace_file
 def picture(
     path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """(the figure, its axes side by side); saved as a PNG when everything is drawn."""
+    """(the figure, its axes side by side), to plot on; saved as a PNG at the end of the block."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,11 +31,11 @@ def picture(
 
 
 def mean_and_range(ax: Any, x: np.ndarray, curves: np.ndarray, label: str) -> None:
-    """A line for the mean of the curves (seeds, points), and a band from the lowest to the highest."""
+    """A line for the mean of the curves (seeds, points), and a band from lowest to highest."""
     (line,) = ax.plot(x, curves.mean(axis=0), label=label)
-    ax.fill_between(
-        x, curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color(), linewidth=0
-    )
+    low = curves.min(axis=0)
+    high = curves.max(axis=0)
+    ax.fill_between(x, low, high, alpha=0.15, color=line.get_color(), linewidth=0)
 
 
 def finish(ax: Any, legend: str = "lower right", **labels: Any) -> None:

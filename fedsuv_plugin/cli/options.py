@@ -1,4 +1,4 @@
-"""What the commands of `fedsuv` share: how they explain themselves, and how they take a job file."""
+"""What the commands of `fedsuv` share: their help, and the options that change a job file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsuv_plugin.params import parse_assignment
 
 
 def add_command(commands: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
-    """A sub-command whose description keeps its lines."""
+    """A sub-command whose help shows its description line by line, as it is written."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
@@ -27,6 +27,7 @@ def add_command(commands: Any, name: str, help: str, description: str) -> argpar
 def add_set_option(
     parser: argparse.ArgumentParser, help: str = "override a key of the job file; may be repeated"
 ) -> None:
+    """`--set KEY=VALUE`, as often as one likes."""
     parser.add_argument(
         "--set",
         action="append",
@@ -54,7 +55,9 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
-    """The job file of a command line with its options over it; says on stderr what the scale changed."""
+    """The job that a command line asks for: its file, its `--set`s, its scale.
+
+    What the scale changed is said on stderr."""
     overrides = dict(parse_assignment(text) for text in args.assignments)
     if args.stand_in:
         overrides["stand_in"] = True
@@ -64,7 +67,8 @@ def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
             print(f"scale {args.scale}: {line}", file=sys.stderr)
         if job.config.stand_in:
             print(
-                f"stand-in data: made-up samples in place of {job.config.data_set}; the results say nothing of it",
+                f"stand-in data: made-up samples in place of {job.config.data_set}; "
+                "the results say nothing of it",
                 file=sys.stderr,
             )
     return job

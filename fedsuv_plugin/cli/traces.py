@@ -1,4 +1,7 @@
-"""`fedsuv traces`: build, import, export and show device populations."""
+"""`fedsuv traces`: build, import, export and show device populations.
+
+What brings scipy, matplotlib or torch along is imported where a command runs.
+"""
 
 from __future__ import annotations
 
@@ -9,78 +12,75 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsuv_plugin.cli.options import add_command, add_set_option
+from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import parse_assignment
 from fedsuv_plugin.tables import columns, short_number
+from fedsuv_plugin.traces import summary
 from fedsuv_plugin.traces.availability import Availability
-from fedsuv_plugin.traces.build import build_population
 from fedsuv_plugin.traces.catalogues import load_catalogues
-from fedsuv_plugin.traces.clock import Work, durations
-from fedsuv_plugin.traces.deadlines import Participations, participations
 from fedsuv_plugin.traces.files import read, write, write_behaviour, write_capacity
 from fedsuv_plugin.traces.population import Population, load_population
-from fedsuv_plugin.traces.summary import (
-    comparison,
-    habits,
-    measures,
-    online_by_hour,
-    quantile_table,
-)
 from fedsuv_plugin.traces.tables import Trace
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config.keys import JobConfig
+    from fedsuv_plugin.traces.clock import Work
+    from fedsuv_plugin.traces.deadlines import Participations
 
-TRACES = """\
-A device population says how fast each client computes and communicates, what it draws, and when it is online. A job
-names one in device_conf_file (devices) and device_avail_file (availability), in our .npz or as FedScale's pickles.
+DESCRIPTION = """\
+A device population says how fast each client computes and communicates, what power it draws, and
+when it is online. A job names one in device_conf_file (devices) and device_avail_file
+(availability), in our .npz or as FedScale's pickles.
 """
 BUILD = """\
-Make a population up from the catalogues in device_traces/. It resembles real phones, networks and charging habits, and
-is none of the published traces; device_traces/README.md says how close it comes and what was assumed.
+Make a population up from the catalogues in device_traces/. It resembles real phones, networks and
+charging habits, and is none of the published traces; device_traces/README.md says how close it
+comes and what was assumed.
 
 examples:
   fedsuv traces build --clients 3500 --seed 7 -o population.npz
   fedsuv traces build --clients 1000000 -o million.npz
 """
 IMPORT = """\
-Turn FedScale's pickles into one .npz, which loads in seconds and can be looked up all at once. Only plain data is
-unpickled. A job also takes the pickles as they are; bad ones are refused either way.
+Turn FedScale's pickles into one .npz, which loads in seconds and can be looked up all at once. Only
+plain data is unpickled. A job also takes the pickles as they are; bad ones are refused either way.
 
-example:
-  fedsuv traces import --capacity client_device_capacity --availability client_behave_trace -o fedscale.npz
+examples:
+  fedsuv traces import --capacity client_device_capacity -o devices.npz
+  fedsuv traces import --capacity device_capacity --availability behave_trace -o both.npz
 """
 EXPORT = """\
-Write a population as FedScale's pickles, for use with FedScale itself. Importing them again gives the same population:
-columns that FedScale does not know travel along under their own names.
+Write a population as FedScale's pickles, for use with FedScale itself. Importing them again gives
+the same population: columns that FedScale does not know travel along under their own names.
 
-example:
-  fedsuv traces export population.npz --capacity client_device_capacity --availability client_behave_trace
+examples:
+  fedsuv traces export population.npz --capacity client_device_capacity
+  fedsuv traces export population.npz --capacity device_capacity --availability behave_trace
 """
 SHOW = """\
 Describe a trace: quantiles of every column, and who is online when.
 
-With --job, also how long a participation takes with that job's model and local work, and what share of the clients
-asked is valid by which deadline: choose round_deadline from it (with local_epochs this loads the job's data, since a
-client's time depends on what it has). As in the job itself, clients are the first num_clients
-of the file (all, if the job does not say), online as its device_avail_file says (none: always).
+With --job, also how long a participation takes with that job's model and local work, and what share
+of the clients asked is valid by which deadline: choose round_deadline from it (with local_epochs
+this loads the job's data, since a client's time depends on what it has). As in the job itself,
+clients are the first num_clients of the file (all, if the job does not say), online as its
+device_avail_file says (none: always).
 
 examples:
   fedsuv traces show device_traces/population_3500.npz
-  fedsuv traces show device_traces/population_3500.npz --plot traces.png --job configs/quickstart.yml
-  fedsuv traces show device_traces/population_3500.npz --job configs/quickstart.yml --set model=resnet18
-  fedsuv traces show device_traces/population_3500.npz --compare $FEDSUV_DATA/device_traces
+  fedsuv traces show population.npz --plot traces.png --job configs/quickstart.yml
+  fedsuv traces show population.npz --job configs/quickstart.yml --set model=resnet18
+  fedsuv traces show population.npz --compare $FEDSUV_DATA/device_traces
 """
 EXAMPLE_KBPS = 5648.0  # a client of FedScale's own trace, published as an example
 SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
 
 
-def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    """Add `traces` to the command line; every sub-command sets `run`."""
-    traces = subparsers.add_parser(
-        "traces", help="build, import, export and show device populations", description=TRACES
-    )
-    commands = traces.add_subparsers(required=True, metavar="command")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sub-commands of `traces`; each sets `run`."""
+    commands = parser.add_subparsers(required=True, metavar="command")
 
     build = add_command(commands, "build", "make a population up", BUILD)
     build.add_argument("--clients", type=int, required=True, metavar="N", help="how many clients")
@@ -111,7 +111,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[ty
         commands, "show", "describe a population, and help to choose a deadline", SHOW
     )
     show.add_argument("file", help="a trace: our .npz or one of FedScale's pickles")
-    show.add_argument("--plot", metavar="PNG", help="also draw it")
+    show.add_argument("--plot", metavar="PNG", help="also plot it")
     show.add_argument("--job", metavar="CONFIG", help="the job whose deadline is to be chosen")
     add_set_option(show)
     show.add_argument(
@@ -121,6 +121,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 def _build(args: argparse.Namespace) -> None:
+    from fedsuv_plugin.traces.build import build_population
+
     if args.clients < 1:
         raise UserError(f"--clients: expected a number >= 1, got {args.clients}")
     if args.seed < 0:
@@ -128,7 +130,8 @@ def _build(args: argparse.Namespace) -> None:
     population = build_population(args.clients, args.seed, load_catalogues(args.catalogues))
     write(Trace.of(population), args.output)
     print(
-        f"{args.output}: {len(population):,} clients; `fedsuv traces show {args.output}` describes them"
+        f"{args.output}: {len(population):,} clients; "
+        f"`fedsuv traces show {args.output}` describes them"
     )
 
 
@@ -149,7 +152,8 @@ def _import(args: argparse.Namespace) -> None:
         found = read(args.availability)
         if found.users is None:
             raise UserError(
-                f"--availability: {args.availability}: holds no availability; did you mean --capacity?"
+                f"--availability: {args.availability}: holds no availability; "
+                "did you mean --capacity?"
             )
         trace = replace(trace, users=found.users)
     write(trace, args.output)
@@ -170,9 +174,11 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _contents(trace: Trace) -> str:
-    parts = ([] if trace.devices is None else [f"{len(trace.devices):,} devices"]) + (
-        [] if trace.users is None else [f"availability of {len(trace.users):,} users"]
-    )
+    parts = []
+    if trace.devices is not None:
+        parts.append(f"{len(trace.devices):,} devices")
+    if trace.users is not None:
+        parts.append(f"availability of {len(trace.users):,} users")
     return " and ".join(parts)
 
 
@@ -180,15 +186,12 @@ def _show(args: argparse.Namespace) -> None:
     trace = read(args.file)
     population = trace.population()
     if args.compare is not None:
-        print(comparison(population, args.compare))
+        print(summary.comparison(population, args.compare))
         return
     print(f"{args.file}: {_contents(trace)}\n")
-    print(
-        quantile_table(
-            ([] if trace.devices is None else measures(trace.devices))
-            + ([] if trace.users is None else habits(trace.users.availability))
-        )
-    )
+    devices = [] if trace.devices is None else summary.measures(trace.devices)
+    users = [] if trace.users is None else summary.habits(trace.users.availability)
+    print(summary.quantile_table(devices + users))
     if trace.users is not None:
         print("\nshare online by hour of the trace's day\n" + _by_hour(trace.users.availability))
     job = None if args.job is None else _job(population, args)
@@ -197,28 +200,26 @@ def _show(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from fedsuv_plugin.traces.plots import plot_population
 
-        title = f"{args.file}: {_contents(trace)}" + (
-            ", on uniform devices" if trace.devices is None else ""
-        )
+        title = f"{args.file}: {_contents(trace)}"
+        if trace.devices is None:
+            title += ", on uniform devices"
         if job is None:
             plot_population(population, title, args.plot)
         else:
-            plot_population(
-                population, title, args.plot, args.job, job.asked, job.config.round_deadline
-            )
-        print(f"\n{args.plot}: drawn")
+            deadline = job.config.round_deadline
+            plot_population(population, title, args.plot, args.job, job.asked, deadline)
+        print(f"\n{args.plot}: plotted")
 
 
 def _by_hour(availability: Availability) -> str:
-    cells = [
-        "-" if np.isnan(share) else f"{100 * share:.1f}" for share in online_by_hour(availability)
-    ]
+    shares = summary.online_by_hour(availability)
+    cells = ["-" if np.isnan(share) else f"{100 * share:.1f}" for share in shares]
     return columns(["", *map(str, range(24))], [["%", *cells]])
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A job on a population: what `show --job` prints and draws."""
+    """A job on a population: what `show --job` prints and plots."""
 
     config: JobConfig
     asked: Participations
@@ -226,22 +227,22 @@ class _Job:
 
 
 def _job(population: Population, args: argparse.Namespace) -> _Job:
-    from fedsuv_plugin.config.job_file import load_job  # these bring FedScale and torch along
-    from fedsuv_plugin.config.resolved import resolve
     from fedsuv_plugin.tasks.federated_data import model_kbit, training_sizes
+    from fedsuv_plugin.traces.clock import Work
+    from fedsuv_plugin.traces.deadlines import participations
 
     job = load_job(args.job, dict(parse_assignment(text) for text in args.assignments))
     config = job.config
-    size, n = model_kbit(config), config.num_clients or len(population)
+    size = model_kbit(config)
+    n = config.num_clients or len(population)
     work = Work(config.batch_size, config.local_steps, size, size)
     if config.local_epochs is not None:  # how long a client takes depends on how much it has
         samples = training_sizes(resolve(job).config)
-        work, n = replace(work, epoch_samples=config.local_epochs * samples), len(samples)
+        work = replace(work, epoch_samples=config.local_epochs * samples)
+        n = len(samples)
     users = load_population(n, None, config.device_avail_file).availability
-    population = replace(
-        replace(population, availability=None).take(np.arange(n) % len(population)),
-        availability=users,
-    )
+    devices = replace(population, availability=None).take(np.arange(n) % len(population))
+    population = replace(devices, availability=users)
     asked = participations(population, work, config.duration_jitter, config.seed)
     return _Job(config, asked, _job_text(population, work, config, asked, args.job))
 
@@ -249,43 +250,38 @@ def _job(population: Population, args: argparse.Namespace) -> _Job:
 def _job_text(
     population: Population, work: Work, config: JobConfig, asked: Participations, name: str
 ) -> str:
+    from fedsuv_plugin.traces.clock import durations
+
     size = work.upload_kbit
     computing, communicating = durations(population, work, np.arange(len(population)))
     there_and_back = 2 * size / EXAMPLE_KBPS
-    amount = (
-        f"{config.local_steps} steps of {config.batch_size} samples"
-        if config.local_epochs is None
-        else f"{config.local_epochs} epoch{'s' * (config.local_epochs > 1)} of a client's own samples"
-    )
+    if config.local_epochs is None:
+        amount = f"{config.local_steps} steps of {config.batch_size} samples"
+    else:
+        epochs = "1 epoch" if config.local_epochs == 1 else f"{config.local_epochs} epochs"
+        amount = f"{epochs} of a client's own samples"
+    seconds = [
+        ("computing (s)", computing),
+        ("communicating (s)", communicating),
+        ("one participation, with fluctuation (s)", asked.seconds),
+    ]
+    deadlines = [_or_never(deadline) for deadline in asked.deadline_for(SHARES)]
     lines = [
         f"{name}: {len(population):,} clients, {amount}",
-        f"a model of {short_number(size)} kbit each way: {short_number(there_and_back)} s there and back at "
-        f"{EXAMPLE_KBPS / 1000:.1f} Mbit/s",
+        f"a model of {short_number(size)} kbit each way: {short_number(there_and_back)} s there "
+        f"and back at {EXAMPLE_KBPS / 1000:.1f} Mbit/s",
         "",
-        quantile_table(
-            [
-                ("computing (s)", computing),
-                ("communicating (s)", communicating),
-                ("one participation, with fluctuation (s)", asked.seconds),
-            ]
-        ),
+        summary.quantile_table(seconds),
         "",
         columns(
             ["of those asked valid", *(f"{share:.0%}" for share in SHARES)],
-            [
-                [
-                    "needs a round_deadline of (s)",
-                    *(_or_never(d) for d in asked.deadline_for(SHARES)),
-                ]
-            ],
+            [["needs a round_deadline of (s)", *deadlines]],
         ),
     ]
     if config.round_deadline is not None:
         share = float(asked.share_valid(np.array([config.round_deadline]))[0])
-        lines += [
-            "",
-            f"round_deadline {config.round_deadline:g}: {share:.1%} of those asked are valid",
-        ]
+        told = f"round_deadline {config.round_deadline:g}: {share:.1%} of those asked are valid"
+        lines += ["", told]
     return "\n".join(lines)
 
 

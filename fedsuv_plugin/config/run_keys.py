@@ -1,4 +1,4 @@
-"""The keys of a job file that say how a job is run: the job, its selector, its devices and its clock."""
+"""The keys of a job file that say how a job is run: selector, devices and clock among them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedsuv_plugin.params import Params, param
 
 @dataclass(frozen=True, kw_only=True)
 class RunKeys(Params):
-    """A key marked [FedScale: ...] has another default there."""
+    """Selector, devices and clock. A key marked [FedScale: ...] has that default in FedScale."""
 
     # the job
     job_name: str = param("demo_job", "name of the job, and of its folder of run directories")
@@ -37,43 +37,46 @@ class RunKeys(Params):
     )
     warmup_rounds: int = param(
         0,
-        "rounds at the start in which everyone online is asked, whichever the selector; pczfl and oracle set their "
-        "cohorts themselves (pczfl.warmup_rounds)",
+        "rounds at the start in which everyone online is asked, whichever the selector; pczfl and "
+        "oracle set their cohorts themselves (pczfl.warmup_rounds)",
         low=0,
     )
     filter_less: int = param(1, "clients with fewer samples are left out [FedScale: 32]", low=0)
     filter_more: float = param(1e15, "clients with more samples are left out", low=1)
     holdout_fraction: float | None = param(
         None,
-        "share of each client's samples kept from training for its opinions; none: 0.2 if the selector needs it, "
-        "else 0. Set it when comparing selectors",
+        "share of each client's samples kept from training for its opinions; none: 0.2 if the "
+        "selector needs it, else 0. Set it when comparing selectors",
         low=0,
         high=0.9,
     )
     interview_fraction: float | None = param(
         None,
-        "share of the test set kept from the reported accuracy for interviews; none: 0.2 if the selector needs "
-        "it, else 0. Set it when comparing selectors",
+        "share of the test set kept from the reported accuracy for interviews; none: 0.2 if the "
+        "selector needs it, else 0. Set it when comparing selectors",
         low=0,
         high=0.9,
     )
     public_fraction: float | None = param(
         None,
-        "share of the training samples taken from the clients for the server's public set; none: 0.05 if the "
-        "selector needs it and public_data_set is not set, else 0. Set it when comparing selectors",
+        "share of the training samples taken from the clients for the server's public set; none: "
+        "0.05 if the selector needs it and public_data_set is not set, else 0. Set it when "
+        "comparing selectors",
         low=0,
         high=0.9,
     )
     public_data_set: str | None = param(
         None,
-        "data set of the same shape and classes whose training samples are the public set; none: public_fraction",
+        "data set of the same shape and classes whose training samples are the public set; none: "
+        "public_fraction",
     )
     public_samples: int | None = param(
         None, "at most so many samples of public_data_set; none: all", low=1
     )
     selector_test_samples: int | None = param(
         None,
-        "test samples on which a selector that needs the global model's accuracy every round gets it; none: all",
+        "test samples on which a selector that needs the global model's accuracy every round gets "
+        "it; none: all",
         low=1,
     )
 
@@ -87,8 +90,8 @@ class RunKeys(Params):
     )
     available_clients: int | None = param(
         None,
-        "clients that are there at all, drawn from the seed every available_every rounds for any selector; "
-        "who of them is online device_avail_file says. none: everyone",
+        "clients that are there at all, drawn from the seed every available_every rounds for any "
+        "selector; who of them is online device_avail_file says. none: everyone",
         low=1,
     )
     available_every: int = param(5, "rounds until available_clients are drawn again", low=1)

@@ -1,41 +1,35 @@
-"""A published job made smaller: `--scale mini` ends in minutes on two cores, `--scale smoke` in seconds.
+"""A published job made smaller: `--scale mini` or `--scale smoke`.
 
-A rule of few numbers, the same for every job file. It reads the job and nothing else, no data, so the same file gives
-the same smaller job everywhere. What it says of a small job is not what the paper says: it shows that a job learns.
+On two cores mini ends in minutes, smoke in seconds.
+
+A scale is a rule of few numbers, the same for every job file. What the rule must know of a data
+set, a model or a selector is declared there: `DataSet.training_samples` and `samples_per_client`,
+`tasks.models.lighter`, and `scales_with` of a selector's parameters. No data is read, so the same
+file gives the same smaller job everywhere.
+
+A small job shows that the job runs and learns; its numbers are not comparable to the paper's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.params import Params
 
-# Training samples of the data sets whose samples are shared out, and the mean of a natural client's: from both follows
-# the data_fraction that leaves a client so many. A data set that is not here keeps its samples.
-TRAINING_SAMPLES = {
-    "Mnist": 60_000,
-    "fmnist": 60_000,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "femnist": 700_000,
-}
-NATURAL_SAMPLES = {"Mnist": 110, "femnist": 200, "google_speech": 30, "shakespeare": 3_700}
-# 9 to 55 ms of one core for one training sample of 32 x 32 pixels; gpfl_cnn takes 1 ms.
-HEAVY = ("resnet18", "resnet34", "mobilenet_v2", "shufflenet_v2_x2_0")
-DEFAULT_CLIENTS = 100  # of a job that does not say
+if TYPE_CHECKING:
+    from fedsuv_plugin.config.keys import JobConfig
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Bounds, but for clients and participants, of which one in so many is left."""
+    """How a scale shrinks a job. A bound never makes a job larger than it is."""
 
-    rounds: int  # at most; pczfl.warmup_rounds shrink with them
+    rounds: int  # at most; what is counted in rounds shrinks with them
     evaluations: int  # about so many
-    clients: tuple[
-        int, int
-    ]  # one in the first number, but at least the second; available_clients with them
+    clients: tuple[int, int]  # one in the first number, but at least the second
     participants: tuple[int, int]  # likewise
     samples: int  # of a client in the mean, at most: through data_fraction
     test_samples: int  # at most
@@ -43,10 +37,8 @@ class Rule:
     local_steps: int  # at most
     batch_size: int  # at most
     stand_in_samples: int  # at most
-    public_fraction: float = 0  # at least, where the job has one: less would be no sample
-    models: Mapping[str, str] = field(
-        default_factory=dict
-    )  # those that would take too long, and what stands for them
+    public_fraction: float = 0  # at least, where the job has one: a smaller share is no sample
+    lighter_models: bool = False  # a heavy model is replaced by the one it names
 
 
 RULES = {
@@ -62,7 +54,7 @@ RULES = {
         local_steps=10,
         batch_size=16,
         stand_in_samples=2_000,
-        models={**dict.fromkeys(HEAVY, "gpfl_cnn"), "char_lstm": "char_lstm_small"},
+        lighter_models=True,
     ),
     "smoke": Rule(
         rounds=2,
@@ -79,11 +71,12 @@ RULES = {
     ),
 }
 EXPLAINED = """\
---scale makes the same job smaller; --set wins over it, and what it changed is printed and recorded. full: nothing.
+--scale makes the same job smaller. --set wins over it; what it changed is printed and recorded.
+full changes nothing.
   key                   mini                                       smoke
   rounds                at most 100                                at most 2
   warmup_rounds         as much shorter as the rounds              the same
-  pczfl.warmup_rounds   the same                                   the same
+  <selector>.<rounds>   the same                                   the same
   eval_interval         20 evaluations                             every round
   num_clients           a tenth, at least 50                       at most 6
   available_clients     as many fewer as num_clients               the same
@@ -94,19 +87,45 @@ EXPLAINED = """\
   local_epochs          at most 1                                  at most 1
   local_steps           at most 10                                 at most 1
   batch_size            at most 16                                 at most 8
-  model                 ResNets, MobileNet-V2 and ShuffleNet-V2    as it is
-                        become gpfl_cnn, char_lstm char_lstm_small
+  synthetic_samples     at most 2,000, with --stand-in             at most 60
+  model                 heavy ones become lighter: resnet18,       as it is
+                        resnet34, mobilenet_v2 and
+                        shufflenet_v2_x2_0 become gpfl_cnn,
+                        char_lstm becomes char_lstm_small
   use_cuda              false                                      false
-round_deadline, learning rates and everything else stay as they are. Bounds never make a job larger.
+<selector>.<rounds> is a selector's parameter that is counted in rounds, if the job sets any of that
+selector's: pczfl.warmup_rounds, for example. round_deadline, learning rates and everything else
+stay as they are. Bounds never make a job larger.
 """
 
 
 def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[str]]:
-    """The job at a scale, and what that changed, a line each. Keys in `kept` stay as the job has them."""
+    """The job at a scale, and a line for each key that this changed.
+
+    Keys in `kept` stay as the job has them; a selector's are spelt `<selector>.<parameter>`."""
     rule = RULES[scale]
     if rule is None:
         return job, []
-    config, params = job.config, job.selector_params
+    config = replace(job.config, **_smaller_values(job.config, rule, kept))
+    selector_params = {
+        selector: replace(params, **_smaller_params(selector, params, job.config, config, kept))
+        for selector, params in job.selector_params.items()
+    }
+    smaller = replace(job, config=config, selector_params=selector_params)
+    before = _every_value(job)
+    after = _every_value(smaller)
+    changes = [
+        f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]
+    ]
+    return smaller, changes
+
+
+def _smaller_values(config: JobConfig, rule: Rule, kept: Collection[str]) -> dict[str, Any]:
+    """The keys of JobConfig that the rule changes."""
+    # Data sets and models bring torch along, and nobody needs them for a job at full scale.
+    from fedsuv_plugin.tasks.federated_data import DEFAULT_CLIENTS
+    from fedsuv_plugin.tasks.models import lighter
+
     values: dict[str, Any] = {}
 
     def now(key: str) -> Any:
@@ -120,7 +139,6 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
         if now(key) is not None:
             change(key, min(now(key), bound))
 
-    clients = config.num_clients or DEFAULT_CLIENTS
     at_most("rounds", rule.rounds)
     change("warmup_rounds", config.warmup_rounds * now("rounds") // config.rounds)
     change("eval_interval", max(1, now("rounds") // rule.evaluations))
@@ -131,36 +149,25 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
     at_most("batch_size", rule.batch_size)
     change("num_participants", _one_in(rule.participants, config.num_participants))
     change("use_cuda", False)
-    change("model", rule.models.get(config.model, config.model))
+    if rule.lighter_models:
+        change("model", lighter(config.model))
     change("test_samples", min(config.test_samples or rule.test_samples, rule.test_samples))
-    if config.data_map_file is None:  # which says how many clients there are, and of what
+    clients = config.num_clients or DEFAULT_CLIENTS
+    clients_left = 1.0
+    # A map file says itself how many clients there are and what each of them has.
+    if config.data_map_file is None:
         change("num_clients", _one_in(rule.clients, clients))
+        clients_left = now("num_clients") / clients
         if config.stand_in:
             at_most("synthetic_samples", rule.stand_in_samples)
         else:
-            change("data_fraction", _fraction(job, now("num_clients"), rule.samples))
+            change("data_fraction", _data_fraction(config, now("num_clients"), rule.samples))
     if config.public_fraction:
         change("public_fraction", max(config.public_fraction, rule.public_fraction))
     if config.available_clients is not None:
-        share = now("num_clients") / clients if config.data_map_file is None else 1
-        change(
-            "available_clients",
-            max(round(config.available_clients * share), now("num_participants")),
-        )
-    if "warmup_rounds" in params.get("pczfl", {}) and "pczfl.warmup_rounds" not in kept:
-        warmup = params["pczfl"]["warmup_rounds"]
-        assert isinstance(warmup, int)
-        params = {
-            **params,
-            "pczfl": {**params["pczfl"], "warmup_rounds": warmup * now("rounds") // config.rounds},
-        }
-    smaller = replace(job, config=replace(config, **values), selector_params=params)
-    before, after = job.flat(), smaller.flat()
-    return smaller, [
-        f"{key}: {_value(job, before, key)} -> {_value(job, after, key)}"
-        for key in {**before, **after}
-        if before.get(key) != after.get(key)
-    ]
+        available = round(config.available_clients * clients_left)
+        change("available_clients", max(available, now("num_participants")))
+    return values
 
 
 def _one_in(rule: tuple[int, int], count: int) -> int:
@@ -168,16 +175,36 @@ def _one_in(rule: tuple[int, int], count: int) -> int:
     return min(count, max(round(count / share), least))
 
 
-def _fraction(job: Job, clients: int, samples: int) -> float:
-    """data_fraction for so many samples a client in the mean, but never more than the job's own."""
-    name = job.config.data_set
-    if job.config.partition == "natural":
-        wanted = samples / NATURAL_SAMPLES.get(name, samples)
+def _data_fraction(config: JobConfig, clients: int, samples: int) -> float:
+    """The data_fraction that leaves a client so many samples in the mean, or the job's own if less.
+
+    A data set that does not say how large it is keeps its samples."""
+    from fedsuv_plugin.tasks.datasets import DATASETS
+
+    data_set = DATASETS[config.data_set]
+    if config.partition == "natural":
+        wanted = samples / (data_set.samples_per_client or samples)
     else:
-        wanted = samples * clients / TRAINING_SAMPLES.get(name, samples * clients)
-    return min(job.config.data_fraction, float(f"{wanted:.3g}"))
+        wanted = samples * clients / (data_set.training_samples or samples * clients)
+    return min(config.data_fraction, float(f"{wanted:.3g}"))
 
 
-def _value(job: Job, flat: Mapping[str, object], key: str) -> object:
-    """A key's value, also where it is the default and `flat` leaves it out."""
-    return flat[key] if key in flat else getattr(type(job.config), key)
+def _smaller_params(
+    selector: str, params: Params, before: JobConfig, after: JobConfig, kept: Collection[str]
+) -> dict[str, Any]:
+    """A selector's parameters that shrink as much as some key of the job has shrunk."""
+    values = {}
+    for f in fields(params):
+        key = f.metadata.get("scales_with")
+        value = getattr(params, f.name)
+        if key is not None and value is not None and f"{selector}.{f.name}" not in kept:
+            values[f.name] = value * getattr(after, key) // getattr(before, key)
+    return values
+
+
+def _every_value(job: Job) -> dict[str, object]:
+    """Every key of the job and its value, defaults included; a selector's if the job sets any."""
+    values = {f.name: getattr(job.config, f.name) for f in fields(job.config)}
+    for selector, params in job.selector_params.items():
+        values |= {f"{selector}.{f.name}": getattr(params, f.name) for f in fields(params)}
+    return values

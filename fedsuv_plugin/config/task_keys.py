@@ -9,7 +9,7 @@ from fedsuv_plugin.params import Params, param
 
 @dataclass(frozen=True, kw_only=True)
 class TaskKeys(Params):
-    """A key marked [FedScale: ...] has another default there."""
+    """Data, model and training. A key marked [FedScale: ...] has that default in FedScale."""
 
     # data
     data_set: str = param("digits", "data set [FedScale: cifar10]")
@@ -28,8 +28,8 @@ class TaskKeys(Params):
     )
     partition_alpha: float = param(
         0.5,
-        "concentration of partition: dirichlet (of each class over the clients) and dirichlet_qp (of a client's "
-        "labels around those of all: GPFL's zeta); small is non-iid",
+        "concentration of partition: dirichlet (of each class over the clients) and dirichlet_qp "
+        "(of a client's labels around those of all: GPFL's zeta); small is non-iid",
         above=0,
     )
     shards_per_client: int = param(
@@ -37,18 +37,21 @@ class TaskKeys(Params):
     )
     data_fraction: float = param(
         1.0,
-        "share of the training samples that is used at all, the same of every label, drawn from the seed",
+        "share of the training samples that is used at all, the same of every label, drawn from "
+        "the seed",
         above=0,
         high=1,
     )
     test_samples: int | None = param(
         None,
-        "at most so many test samples, drawn from the seed; none: all. interview_fraction is a share of these",
+        "at most so many test samples, drawn from the seed; none: all. interview_fraction is a "
+        "share of these",
         low=1,
     )
     label_noise_clients: float = param(
         0.0,
-        "share of the clients whose training labels are all wrong: every class is taken for the next one",
+        "share of the clients whose training labels are all wrong: every class is taken for the "
+        "next one",
         low=0,
         high=1,
     )
@@ -82,8 +85,9 @@ class TaskKeys(Params):
     )
     local_epochs: int | None = param(
         None,
-        "epochs per participation: every sample of the client once in each, the last batch as small as it comes; "
-        "a client's computing time is then that of its own samples. none: local_steps",
+        "epochs per participation: every sample of the client once in each, the last batch as "
+        "small as it comes; a client's computing time is then that of its own samples. none: "
+        "local_steps",
         low=1,
     )
     batch_size: int = param(

@@ -39,7 +39,10 @@ class PCZFLParams(Params):
         1.0, "uncertainty coefficient; small: few rewards are enough to trust and to zoom", above=0
     )
     warmup_rounds: int = param(
-        20, "rounds at the start in which everyone online takes part; 0: none", low=0
+        20,
+        "rounds at the start in which everyone online takes part; 0: none",
+        low=0,
+        scales_with="rounds",
     )
     max_clients: int | None = param(
         None, "most clients of a round after the warm-up; none: all of the front", low=1

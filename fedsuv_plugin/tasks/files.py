@@ -1,4 +1,7 @@
-"""Reading what data sets come as: folders, FedScale's client maps, LEAF's JSON; and a cache of what is slow to read."""
+"""Reading the files of data sets: folders, FedScale's client maps, LEAF's JSON; and a cache.
+
+The cache keeps, beside the files, the arrays of a data set that is slow to read.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ def data_folder(data_dir: str | None, name: str) -> Path:
     if root := os.environ.get("FEDSUV_DATA"):
         return Path(root).expanduser() / name
     raise UserError(
-        f"data_dir: this data set is read from disk; set data_dir to its folder, or the environment "
+        "data_dir: this data set is read from disk; set data_dir to its folder, or the environment "
         f"variable FEDSUV_DATA to a folder that holds {name}/"
     )
 
 
 def missing(what: Path | str) -> UserError:
     return UserError(
-        f"data_dir: no such file: {what}; `fedsuv data` lists the data sets, `fedsuv data fetch <name>` "
-        "gets one"
+        f"data_dir: no such file: {what}; `fedsuv data` lists the data sets, "
+        "`fedsuv data fetch <name>` gets one"
     )
 
 
@@ -62,21 +65,23 @@ def read_client_map(file: Path, classes: int) -> ClientMap:
     for number, row in enumerate(rows, 2):
         if len(row) < 4 or not row[-1].isdigit() or int(row[-1]) >= classes:
             raise UserError(
-                f"data_dir: {file}: row {number}: expected client, path, label name and a label below "
-                f"{classes}, got {','.join(row)[:80]!r}"
+                f"data_dir: {file}: row {number}: expected client, path, label name and a label "
+                f"below {classes}, got {','.join(row)[:80]!r}"
             )
     if not rows:
         raise UserError(f"data_dir: {file}: expected a row per sample below a header, got none")
     return ClientMap(
-        [row[0] for row in rows],
-        [row[1] for row in rows],
-        [row[-2] for row in rows],
-        np.array([int(row[-1]) for row in rows]),
+        clients=[row[0] for row in rows],
+        paths=[row[1] for row in rows],
+        label_names=[row[-2] for row in rows],
+        labels=np.array([int(row[-1]) for row in rows]),
     )
 
 
 def read_leaf(root: Path, part: str, size: int) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """LEAF's JSON files of one part, user by user: (name, inputs of `size` values each, labels)."""
+    """LEAF's JSON files of one part, "train" or "test", user by user.
+
+    A user is (name, inputs of `size` values each, labels)."""
     files = leaf_files(root, part)
     if not files:
         raise missing(root / LEAF_FILES.format(part=part))
@@ -87,21 +92,19 @@ def read_leaf(root: Path, part: str, size: int) -> Iterator[tuple[str, list[Any]
                 (str(user), content["user_data"][user]["x"], content["user_data"][user]["y"])
                 for user in content["users"]
             ]
-            wrong = next(
-                (
-                    user
-                    for user, x, y in users
-                    if len(x) != len(y) or any(len(value) != size for value in x)
-                ),
-                None,
-            )
+            wrong = [
+                user
+                for user, x, y in users
+                if len(x) != len(y) or any(len(value) != size for value in x)
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"data_dir: {file}: not a complete LEAF file of users and user_data ({error!r})"
             ) from None
-        if wrong is not None:
+        if wrong:
             raise UserError(
-                f"data_dir: {file}: user {wrong}: expected inputs of {size} values and a label for each"
+                f"data_dir: {file}: user {wrong[0]}: expected inputs of {size} values and a label "
+                "for each"
             )
         yield from users
 
@@ -119,8 +122,9 @@ def numbered(names: Iterable[str]) -> np.ndarray:
 def cached(
     folder: Path, name: str, made_from: Iterable[object], make: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """The arrays that `make` gives, kept below `folder` until `made_from` changes. Where nothing can be written, they
-    are made again every time."""
+    """The arrays that `make` gives, kept below `folder` until `made_from` changes.
+
+    Where nothing can be written, they are made again every time."""
     key = hashlib.sha256("\n".join(map(str, made_from)).encode()).hexdigest()
     file = folder / CACHE / f"{name}.npz"
     try:
@@ -128,29 +132,31 @@ def cached(
             if str(archive["key"]) == key:
                 return {entry: archive[entry] for entry in archive.files if entry != "key"}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # none yet, or damaged: make it again
+        pass  # there is none yet, or it is damaged: it is made anew
     arrays = make()
+    content: dict[str, Any] = {"key": np.array(key), **arrays}
     try:
         file.parent.mkdir(exist_ok=True)
-        replace_file(file, lambda f: np.savez(f, key=np.array(key), **arrays))  # type: ignore[arg-type]
+        replace_file(file, lambda f: np.savez(f, **content))
     except (OSError, UserError) as error:
         print(f"{file}: not kept for next time ({error})", file=sys.stderr)
     return arrays
 
 
 def state_of(files: Iterable[Path]) -> Iterator[str]:
-    """What tells a changed file: its name, size and time."""
+    """By what a changed file is known: its name, size and time."""
     for file in files:
         stat = file.stat()
         yield f"{file.name} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def progress(items: list[T], what: str) -> Iterator[T]:
-    """The items, with a live line on a terminal while they last."""
+    """The items; on a terminal a live line says how many per cent of them have been taken."""
     live = sys.stderr.isatty()
     for i, item in enumerate(items):
-        if live and i * 100 // len(items) > (i - 1) * 100 // len(items):
-            print(f"\r{what}: {i * 100 // len(items)} %\x1b[K", end="", file=sys.stderr, flush=True)
+        percent = i * 100 // len(items)
+        if live and percent > (i - 1) * 100 // len(items):
+            print(f"\r{what}: {percent} %\x1b[K", end="", file=sys.stderr, flush=True)
         yield item
     if live:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ import numpy as np
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.named import Catalogue
+from fedsuv_plugin.tasks.files import numbered
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,11 @@ class Partition:
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def renumbered(self, numbers: np.ndarray) -> Partition:
-        """The same shares where sample i is called numbers[i]; those called -1 are nobody's."""
+        """The same shares where sample i is called numbers[i]; those called -1 are left out."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
         order = numbers[self.order]
-        return Partition(
-            order[order >= 0], np.searchsorted(owner[order >= 0], np.arange(len(self) + 1))
-        )
+        kept = order >= 0
+        return Partition(order[kept], np.searchsorted(owner[kept], np.arange(len(self) + 1)))
 
     def shuffled(self, rng: np.random.Generator) -> Partition:
         """The same owners, each one's samples in random order."""
@@ -48,7 +48,7 @@ class Partition:
 
 
 def by_owner(owner: np.ndarray, n: int) -> Partition:
-    """From the owner of each sample (-1: nobody), (m,) -> the samples of each owner, in their old order."""
+    """The samples of each owner, in their order, from the owner of each sample (m,), -1: nobody."""
     order = np.argsort(owner, kind="stable")
     order = order[np.searchsorted(owner[order], 0) :]
     return Partition(order, np.searchsorted(owner[order], np.arange(n + 1)))
@@ -56,12 +56,13 @@ def by_owner(owner: np.ndarray, n: int) -> Partition:
 
 @dataclass(frozen=True)
 class Skew:
-    """How unlike each other clients are; a scheme reads what it knows."""
+    """How unlike each other clients are. Each scheme reads the fields that concern it."""
 
     alpha: float = 0.5
     shards_per_client: int = 2
 
 
+# (labels (m,), number of clients, skew, random stream) -> the owner of each sample, (m,)
 Scheme = Callable[[np.ndarray, int, Skew, np.random.Generator], np.ndarray]
 PARTITIONS: Catalogue[Scheme] = Catalogue("partition")
 
@@ -74,22 +75,24 @@ def iid(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.
 
 @PARTITIONS.add("dirichlet")
 def dirichlet(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
-    """Each class is shared out among the clients in proportions drawn from Dir(alpha): small alpha, few classes per
-    client and unequal sizes; large alpha, iid. Every sample has one owner and every client at least one sample.
+    """Each class is shared out among the clients in proportions drawn from Dir(alpha).
 
-    T.-M. H. Hsu, H. Qi, M. Brown. arXiv:1909.06335, in the per-class form of Q. Li et al., ICDE 2022."""
+    Small alpha: few classes per client and unequal sizes; large alpha: iid. Every sample has one
+    owner and every client at least one sample.
+
+    T.-M. H. Hsu, H. Qi, M. Brown. arXiv:1909.06335, in the per-class form of Q. Li et al., ICDE
+    2022."""
     owner = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.floor(np.cumsum(rng.dirichlet(np.full(n, skew.alpha)))[:-1] * len(rows)).astype(
-            np.int64
-        )
+        shares = rng.dirichlet(np.full(n, skew.alpha))
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     return _nobody_empty(owner, n, rng)
 
 
 def _nobody_empty(owner: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Whoever came away empty gets one sample of the richest."""
+    """Every client that has no sample gets one from the client that has most."""
     sizes = np.bincount(owner, minlength=n)
     for client in np.flatnonzero(sizes == 0):
         richest = int(np.argmax(sizes))
@@ -99,23 +102,26 @@ def _nobody_empty(owner: np.ndarray, n: int, rng: np.random.Generator) -> np.nda
     return owner
 
 
-DRAWS = 10  # of all clients' proportions, before dirichlet_qp makes do with sizes that fit as well as any can
+DRAWS = 10  # of all clients' proportions, before dirichlet_qp takes sizes that do not fit exactly
 
 
 @PARTITIONS.add("dirichlet_qp")
 def dirichlet_qp(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
-    """Each client's label proportions are drawn from Dir(alpha p), p being those of the whole data set, so a client's
-    mean is p and alpha is its total concentration (the paper's zeta, 0.2 there). Sizes x are those of least norm that
-    share out every sample: min |x|^2 subject to sum_i x_i q_i = the samples of each class, x >= 0.
+    """Each client's label proportions are drawn from Dir(alpha p), p those of the whole data set.
 
-    What the paper leaves open: where no sizes fit (certain when there are about as many classes as clients) the
-    proportions are drawn again, up to ten times in all; then sizes come as near as any can, and the samples of a class
-    that are short or over are spread over the clients in proportion to what they have of it. Counts are rounded so that
-    every sample has one owner, each within one of its target. Many sizes are zero: such a client gets one sample of
-    the richest, as in `dirichlet`.
+    A client's mean is then p, and alpha is its total concentration (the paper's zeta, 0.2 there).
+    Sizes x are those of least norm that share out every sample: min |x|^2 subject to
+    sum_i x_i q_i = the samples of each class, x >= 0, where q_i are client i's proportions.
 
-    S. Na et al., arXiv:2403.17833, appendix, setting "Dir"; the construction is that of M. Tang et al., "FedCor",
-    CVPR 2022."""
+    What the paper leaves open: where no sizes fit (certain when there are about as many classes as
+    clients) the proportions are drawn again, up to ten times in all; then sizes come as near as any
+    can, and the samples of a class that are short or over are spread over the clients in proportion
+    to what they have of it. Counts are rounded so that every sample has one owner, each within one
+    of its target. Many sizes are zero: such a client gets one sample from the client that has most,
+    as in `dirichlet`.
+
+    S. Na et al., arXiv:2403.17833, appendix, setting "Dir"; the construction is that of M. Tang et
+    al., "FedCor", CVPR 2022."""
     _, classes, totals = np.unique(labels, return_inverse=True, return_counts=True)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(skew.alpha * totals / len(labels), size=n)
@@ -124,36 +130,35 @@ def dirichlet_qp(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generato
         held = targets.sum(axis=0)
         if np.abs(held - totals).sum() <= 1e-6 * len(labels):
             break
+    # Sizes that do not fit are stretched class by class; a class that nobody has is spread evenly.
     targets = np.where(held > 0, targets / np.where(held > 0, held, 1.0), 1 / n) * totals
-    cuts = np.rint(
-        np.cumsum(targets, axis=0)
-    )  # client i has its class's samples from cut i - 1 to cut i
+    cuts = np.rint(np.cumsum(targets, axis=0))  # client i has a class's samples from cut i-1 to i
     owner = np.empty(len(labels), np.int64)
     for label, total in enumerate(totals.tolist()):
-        owner[rng.permutation(np.flatnonzero(classes == label))] = np.searchsorted(
-            cuts[:-1, label], np.arange(total), side="right"
-        )
+        rows = rng.permutation(np.flatnonzero(classes == label))
+        owner[rows] = np.searchsorted(cuts[:-1, label], np.arange(total), side="right")
     return _nobody_empty(owner, n, rng)
 
 
-SLACK = 1e-10  # price of the norm against the misfit: small enough that sizes that can fit do
+# Weight of the norm of u, without which u could grow without bound where no sizes fit. It is so
+# small that sizes fit to rounding where any do.
+SLACK = 1e-10
 
 
 def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """x >= 0, (n,), of least norm with proportions' x = totals, for proportions (n, classes); where there is none, of
-    least misfit.
+    """The sizes x >= 0, (n,), of least norm with Q' x = totals, or of least misfit if none fit.
 
-    Newton's method on the dual, which has one unknown per class however many clients there are: x = max(0, Q' u), where
-    u maximises d'u - |max(0, Q' u)|^2 / 2 - slack |u|^2 / 2. That function is concave and made of quadratic pieces, so
-    the steps end on the right piece."""
+    Q are the proportions, (n, classes). Newton's method on the dual problem, which has one unknown
+    per class however many clients there are: x = max(0, Q u), where u maximises
+    totals' u - |max(0, Q u)|^2 / 2 - SLACK |u|^2 / 2. That function is concave and made of
+    quadratic pieces, so the steps end on the right piece."""
     scale = totals.sum() / len(proportions)
     wanted = totals / scale  # a client's mean size is then 1
     u = np.ones(len(totals))
 
     def gain(v: np.ndarray) -> float:
-        return float(
-            wanted @ v - np.square(np.maximum(proportions @ v, 0.0)).sum() / 2 - SLACK * (v @ v) / 2
-        )
+        sizes = np.maximum(proportions @ v, 0.0)
+        return float(wanted @ v - np.square(sizes).sum() / 2 - SLACK * (v @ v) / 2)
 
     for _ in range(200):
         active = proportions[proportions @ u > 0]
@@ -173,14 +178,16 @@ def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 @PARTITIONS.add("shards")
 def shards(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
-    """Sorted by label, cut into pieces of equal size (to within one sample), `shards_per_client` of them to each client
-    at random. A piece has one label, or two where the classes are not whole numbers of pieces. With fewer samples than
-    pieces a client gets fewer.
+    """Samples are sorted by label and cut into pieces, `shards_per_client` for each client.
+
+    Pieces are of equal size, to within one sample, and dealt out at random. A piece has one label,
+    or more where the classes are not whole numbers of pieces. With fewer samples than pieces a
+    client gets fewer.
 
     H. B. McMahan et al., AISTATS 2017, section 3."""
     each = min(skew.shards_per_client, len(labels) // n)
     order = np.lexsort((rng.random(len(labels)), labels))
-    piece = np.arange(len(labels)) * (n * each) // len(labels)  # (m,) of each place in the order
+    piece = np.arange(len(labels)) * (n * each) // len(labels)  # (m,) the piece of order[i]
     owner = np.empty(len(labels), np.int64)
     owner[order] = rng.permutation(np.arange(n * each) % n)[piece]
     return owner
@@ -202,7 +209,7 @@ def partition(
 
 
 def natural(owner: np.ndarray, n: int | None, rng: np.random.Generator) -> Partition:
-    """The owners that the data set names, (m,) 0, 1, ..., as clients; n fewer than there are keeps n at random."""
+    """The owners that the data set names, (m,) 0, 1, ..., as clients; n keeps n at random."""
     known = int(owner.max()) + 1
     n = known if n is None else n
     if n > known:
@@ -215,9 +222,11 @@ def natural(owner: np.ndarray, n: int | None, rng: np.random.Generator) -> Parti
 
 
 def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
-    """FedScale's `data_map_file`: a CSV with a header, one row per training sample in the data set's order; the first
-    column names the client, the last the label. Clients are numbered as they appear, or as `to_map_file` named them; n
-    keeps the first n of them."""
+    """The partition in FedScale's `data_map_file`.
+
+    It is a CSV with a header and one row per training sample in the data set's order; the first
+    column names the client, the last the label. Clients are numbered as they appear, or as
+    `to_map_file` named them; n keeps the first n of them."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"data_map_file: no such file: {path}")
@@ -228,15 +237,12 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
             f"data_map_file: {path}: expected 1 to {len(labels)} rows, one per training sample, "
             f"got {len(rows)}"
         )
-    wrong = next(
-        (i for i, (_, label) in enumerate(rows) if label.isdigit() and int(label) != labels[i]),
-        None,
-    )
-    if wrong is not None:
-        raise UserError(
-            f"data_map_file: {path}: row {wrong + 2} says label {rows[wrong][1]}, the data set says "
-            f"{labels[wrong]}; the map belongs to other data"
-        )
+    for i, (_, label) in enumerate(rows):
+        if label.isdigit() and int(label) != labels[i]:
+            raise UserError(
+                f"data_map_file: {path}: row {i + 2} says label {label}, the data set says "
+                f"{labels[i]}; the map belongs to other data"
+            )
     owner, there = _owners([client for client, _ in rows])
     n = there if n is None else n
     if n > there:
@@ -244,31 +250,31 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     return by_owner(np.where(owner < n, owner, -1), n)
 
 
-NUMBERED = re.compile(
-    r"([1-9]\d*|nobody)/(\d+)", re.ASCII
-)  # our names of clients: number 1 to n, of n
+# The names that `to_map_file` gives to clients: "7/100" is number 7 of 100.
+NUMBERED = re.compile(r"([1-9]\d*|nobody)/(\d+)", re.ASCII)
 
 
 def _owners(names: list[str]) -> tuple[np.ndarray, int]:
     """(the owner of each row, -1: nobody, and how many clients there are)."""
     ours = [NUMBERED.fullmatch(name) for name in names]
     if all(ours) and len({match[2] for match in ours if match}) == 1:
-        owner = np.array(
-            [-1 if match[1] == "nobody" else int(match[1]) - 1 for match in ours if match]
-        )
+        clients = [match[1] for match in ours if match]
+        owner = np.array([-1 if name == "nobody" else int(name) - 1 for name in clients])
         there = int(ours[0][2])  # type: ignore[index]
         if owner.max() < there:
             return owner, there
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names]), len(numbers)
+    owner = numbered(names)
+    return owner, int(owner.max()) + 1
 
 
 def to_map_file(path: str | Path, parts: Partition, labels: np.ndarray) -> None:
     """Write a partition so that `from_map_file` gives it back, and FedScale reads it.
 
-    FedScale numbers clients as they appear and cannot leave a sample out, so a client's number is part of its name,
-    "7/100", and samples without an owner belong to "nobody/100": to FedScale one client more."""
-    n, owner = len(parts), np.full(len(labels), -1)
+    FedScale numbers clients as they appear and cannot leave a sample out, so a client's number is
+    part of its name, "7/100", and samples without an owner belong to "nobody/100", which FedScale
+    takes for one client more."""
+    n = len(parts)
+    owner = np.full(len(labels), -1)
     owner[parts.order] = np.repeat(np.arange(n), parts.sizes)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -25,13 +25,13 @@ TIMEOUT = 30.0  # seconds without a byte
 class Download:
     """One file of a data set."""
 
-    urls: tuple[str, ...]  # the same file; the first that answers
+    urls: tuple[str, ...]  # all of the same file; the first that answers is taken
     path: str  # where it belongs, below the data set's folder
     checksum: str | None  # "md5:..." or "sha256:..."; none: the source publishes none
-    unpacked: str = (
-        ""  # of an archive: a file that is there once it is unpacked; "": it stays as it is
-    )
-    inside: str = ""  # the folder in the archive that is the data set's folder
+    # Of an archive: a file that is there once it has been unpacked. "": the file stays as it is.
+    unpacked: str = ""
+    # Of an archive: the folder in it whose content belongs into the data set's folder.
+    inside: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ class Source:
     about: str  # its home
     downloads: tuple[Download, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)  # of files that come out of archives
-    by_hand: str = ""  # another way to it, or the only one
+    by_hand: str = ""  # what a user can do instead of downloading, or must do without a download
 
     def official(self) -> dict[str, str]:
         """The published checksums of the files a loader reads."""
-        return {d.path: d.checksum for d in self.downloads if d.checksum and not d.unpacked} | dict(
-            self.checksums
-        )
+        plain = {d.path: d.checksum for d in self.downloads if d.checksum and not d.unpacked}
+        return plain | dict(self.checksums)
 
 
 def fetch(source: Source, folder: Path) -> None:
@@ -82,8 +81,8 @@ def _checksum(file: Path, kind: str) -> str:
 def _check_in_place(file: Path, download: Download) -> None:
     if download.checksum is not None and not matches(file, download.checksum):
         raise UserError(
-            f"{file}: not the official file, whose checksum is {download.checksum}; move it away and fetch "
-            "again"
+            f"{file}: not the official file, whose checksum is {download.checksum}; move it away "
+            "and fetch again"
         )
     print(f"{file}: already there")
 
@@ -102,46 +101,50 @@ def _download(download: Download, target: Path, by_hand: str) -> None:
         except (OSError, HTTPException) as error:
             failures.append(f"{url}: {getattr(error, 'reason', None) or error}")
     else:
-        kept = (
-            f"fetch again to go on after {part.stat().st_size:,} bytes, or "
-            if part.exists()
-            else ""
-        )
+        go_on = ""
+        if part.exists():
+            go_on = f"fetch again to go on after {part.stat().st_size:,} bytes, or "
+        otherwise = f"; or {by_hand}" if by_hand else ""
         raise UserError(
-            f"cannot be downloaded ({'; '.join(failures)}); {kept}download it by hand, put it at {target} "
-            "and fetch again" + (f"; or {by_hand}" if by_hand else "")
+            f"cannot be downloaded ({'; '.join(failures)}); {go_on}download it by hand, put it at "
+            f"{target} and fetch again{otherwise}"
         )
     if download.checksum is None:
+        checked = ""
         print(
-            f"{target.name}: the source publishes no checksum; `fedsuv data check` looks at what is in it"
+            f"{target.name}: the source publishes no checksum; `fedsuv data check` looks at what "
+            "is in it"
         )
-    elif (found := _checksum(part, download.checksum.partition(":")[0])) != download.checksum:
-        part.unlink()
-        raise UserError(
-            f"{url}: expected checksum {download.checksum}, got {found}; what came is deleted, fetch again"
-        )
+    else:
+        checked = ", checksum right"
+        found = _checksum(part, download.checksum.partition(":")[0])
+        if found != download.checksum:
+            part.unlink()
+            raise UserError(
+                f"{url}: expected checksum {download.checksum}, got {found}; what came is deleted, "
+                "fetch again"
+            )
     part.replace(target)
-    print(
-        f"{target}: {target.stat().st_size:,} bytes"
-        + (", checksum right" if download.checksum else "")
-    )
+    print(f"{target}: {target.stat().st_size:,} bytes{checked}")
 
 
 def _continue(url: str, part: Path) -> None:
-    """Download into `part`, after what is already there if the server can."""
+    """Download into `part`, going on after what is already there if the server can."""
     there = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     try:
         answer = urlopen(request, timeout=TIMEOUT)
     except HTTPError as error:
-        if error.code != 416:  # nothing after what we have
+        if error.code != 416:  # the server has nothing after what is there
             raise
-        if error.headers.get("Content-Range") == f"bytes */{there}":
+        is_whole = error.headers.get("Content-Range") == f"bytes */{there}"
+        if is_whole:
             return
         part.unlink()
         return _continue(url, part)
     with answer:
-        if answer.status != 206:
+        goes_on = answer.status == 206
+        if not goes_on:
             there = 0
         length = answer.headers.get("Content-Length")
         total = None if length is None else there + int(length)
@@ -158,25 +161,26 @@ def _show(url: str, there: int, total: int | None) -> None:
     if sys.stderr.isatty():
         share = "" if not total else f" of {total / 1e6:,.1f} MB, {there * 100 // total} %"
         end = "\r\x1b[K" if there == total else ""
-        print(
-            f"\r{url}: {there / 1e6:,.1f} MB{share}\x1b[K{end}", end="", file=sys.stderr, flush=True
-        )
+        line = f"\r{url}: {there / 1e6:,.1f} MB{share}\x1b[K{end}"
+        print(line, end="", file=sys.stderr, flush=True)
 
 
 def _unpack(archive: Path, download: Download, folder: Path) -> None:
-    """Unpack beside, then move in: the file that says it is there comes last. The archive goes."""
+    """Unpack an archive into a folder beside, move its content in, and delete the archive.
+
+    The file by which an unpacked archive is known is moved last, so that it never promises more
+    than there is."""
     if not hasattr(tarfile, "data_filter"):
         raise UserError(
-            f"{archive}: this Python cannot unpack archives safely; expected 3.10.12, 3.11.4 or a later "
-            f"one of these, or 3.12, or unpack it into {folder} yourself"
+            f"{archive}: this Python cannot unpack archives safely; expected 3.10.12, 3.11.4 or a "
+            f"later one of these, or 3.12, or unpack it into {folder} yourself"
         )
     print(f"{archive.name}: unpacking")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as beside:
         try:
             with tarfile.open(archive) as tar:
-                tar.extractall(
-                    beside, filter="data"
-                )  # nothing outside the folder, no links out, no devices
+                # The filter refuses files outside the folder, links that lead out, and devices.
+                tar.extractall(beside, filter="data")
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             raise UserError(
                 f"{archive}: cannot be unpacked ({error}); delete it and fetch again"
@@ -184,18 +188,17 @@ def _unpack(archive: Path, download: Download, folder: Path) -> None:
         inside = Path(beside) / download.inside
         if not (inside / download.unpacked).exists():
             raise UserError(
-                f"{archive}: expected {Path(download.inside) / download.unpacked} in it, found none; is it "
-                "the archive of this data set?"
+                f"{archive}: expected {Path(download.inside) / download.unpacked} in it, found "
+                "none; is it the archive of this data set?"
             )
         last = Path(download.unpacked).parts[0]
         entries = sorted(inside.iterdir(), key=lambda entry: (entry.name == last, entry.name))
-        in_the_way = next(
-            (folder / entry.name for entry in entries if (folder / entry.name).exists()), None
-        )
-        if in_the_way is not None:
-            raise UserError(
-                f"{in_the_way}: is in the way of what {archive.name} holds; move it away and fetch again"
-            )
+        for entry in entries:
+            if (folder / entry.name).exists():
+                raise UserError(
+                    f"{folder / entry.name}: is in the way of what {archive.name} holds; move it "
+                    "away and fetch again"
+                )
         for entry in entries:
             shutil.move(entry, folder / entry.name)
     archive.unlink()

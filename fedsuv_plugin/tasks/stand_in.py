@@ -1,7 +1,8 @@
-"""Made-up samples with the shape, classes and kind of clients of a data set that is not here (`stand_in: true`).
+"""Made-up samples like those of a data set that is not here (`stand_in: true`).
 
-They are for seeing that a job runs: each class is noise around a point of its own, sequences end in their label. What
-is learnt from them says nothing of the data set, and the job's record says that they were used.
+They have its shape, classes and kind of clients, and serve to see that a job runs: each class is
+noise around a point of its own; a sequence ends in its label. What is learnt from them says nothing
+of the data set, and the job's record says that they were used.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ OWNERS = 100  # natural clients, where the job does not say how many
 class StandIn(DataSet):
     def __init__(self, real: DataSet):
         super().__init__(real.config)
-        self.shape, self.classes, self.dtype = real.shape, real.classes, real.dtype
+        self.shape = real.shape
+        self.classes = real.classes
+        self.dtype = real.dtype
         self._natural = bool(real.clients)
 
     def load(self) -> Splits:
-        config, rng = self.config, stream(self.config.seed, "stand-in")
-        test = max(1, config.synthetic_samples // 5)
-        y = rng.permutation(np.arange(config.synthetic_samples + test) % self.classes)
+        rng = stream(self.config.seed, "stand-in")
+        train = self.config.synthetic_samples
+        test = max(1, train // 5)
+        y = rng.permutation(np.arange(train + test) % self.classes)
         if self.dtype.is_floating_point:
             centres = rng.normal(size=(self.classes, *self.shape)).astype(np.float32)
             x = centres[y] + rng.normal(size=(len(y), *self.shape)).astype(np.float32)
@@ -33,10 +37,9 @@ class StandIn(DataSet):
             x[..., -1] = y
         owner = None
         if self._natural:
-            owner = rng.permutation(
-                np.arange(config.synthetic_samples) % (config.num_clients or OWNERS)
-            )
-        inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+            owner = rng.permutation(np.arange(train) % (self.config.num_clients or OWNERS))
+        inputs = torch.from_numpy(x)
+        labels = torch.from_numpy(y)
         return Splits(inputs[test:], labels[test:], inputs[:test], labels[:test], owner)
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:

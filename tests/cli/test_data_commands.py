@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datasets import python2_pickle, write_fedscale, write_speech
-from test_tasks import write_idx
+from data_files import python2_pickle, write_fedscale, write_idx, write_speech
 
 from fedsuv_plugin.cli import main
 from fedsuv_plugin.tasks.datasets import DATASETS
@@ -37,6 +38,15 @@ def data(capsys: pytest.CaptureFixture[str]) -> Data:
         return code, out, err
 
     return run
+
+
+@pytest.mark.parametrize("command", ["data", "partition", "traces"])
+def test_a_command_that_is_only_looked_at_imports_nothing_heavy(command: str) -> None:
+    """`--help` comes at once: torch, scipy and matplotlib wait until the command runs."""
+    heavy = "[m for m in ('torch', 'scipy', 'matplotlib', 'sklearn') if m in sys.modules]"
+    code = f"import sys, fedsuv_plugin.cli.{command}; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 # ---- a server that knows ranges
@@ -64,11 +74,9 @@ def server() -> Iterator[Files]:
             content = files.content.get(self.path)
             if content is None:
                 return self.send_error(404)
-            start = (
-                int(wanted.removeprefix("bytes=").removesuffix("-"))
-                if wanted and files.ranges
-                else 0
-            )
+            start = 0
+            if wanted and files.ranges:
+                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             if start and start >= len(content):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(content)}")
@@ -191,9 +199,8 @@ def test_whatever_the_part_holds_the_file_comes_out_right_or_not_at_all(
 ) -> None:
     folder, content = tmp_path / "mnist", mnist[IMAGES]
     (folder / IMAGES).parent.mkdir(parents=True)
-    (folder / f"{IMAGES}.part").write_bytes(
-        content if part == "all" else content + b"more" if isinstance(part, str) else part
-    )
+    there = {"all": content, "more": content + b"more"}.get(part, part)
+    (folder / f"{IMAGES}.part").write_bytes(there)
     server.ranges = ranges
     assert data("fetch", "Mnist", "--dir", folder)[0] == 0
     assert (folder / IMAGES).read_bytes() == content
@@ -420,7 +427,8 @@ def test_the_list(data: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         (["check", "cifar"], "fedsuv: data_set: expected one of Mnist, cifar10,"),
         (
             ["check", "cifar10"],
-            "fedsuv: --dir: expected the folder of cifar10, or the environment variable FEDSUV_DATA",
+            "fedsuv: --dir: expected the folder of cifar10, or the environment variable "
+            "FEDSUV_DATA",
         ),
         (["fetch", "cifar10"], "fedsuv: --dir: expected the folder of cifar10"),
         (

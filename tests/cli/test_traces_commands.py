@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsuv_plugin.cli.traces import register
+from fedsuv_plugin.cli.traces import add_arguments
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.traces.catalogues import DEFAULT_FOLDER
 from fedsuv_plugin.traces.files import read
@@ -34,8 +34,8 @@ def traces(capsys: pytest.CaptureFixture[str]) -> Traces:
 
     def run(*words: object) -> str:
         parser = argparse.ArgumentParser()
-        register(parser.add_subparsers())
-        args = parser.parse_args(["traces", *map(str, words)])
+        add_arguments(parser)
+        args = parser.parse_args([*map(str, words)])
         args.run(args)
         return capsys.readouterr().out
 
@@ -57,18 +57,9 @@ def size_of_png(path: Path) -> tuple[int, int]:
 
 def test_build_export_import_is_a_circle(tmp_path: Path, traces: Traces) -> None:
     assert "50 clients" in traces("build", "--clients", 50, "--seed", 4, "-o", tmp_path / "a.npz")
-    traces(
-        "export", tmp_path / "a.npz", "--capacity", tmp_path / "c", "--availability", tmp_path / "b"
-    )
-    said = traces(
-        "import",
-        "--capacity",
-        tmp_path / "c",
-        "--availability",
-        tmp_path / "b",
-        "-o",
-        tmp_path / "z.npz",
-    )
+    pickles = ("--capacity", tmp_path / "c", "--availability", tmp_path / "b")
+    traces("export", tmp_path / "a.npz", *pickles)
+    said = traces("import", *pickles, "-o", tmp_path / "z.npz")
     assert "50 devices and availability of 50 users" in said
     first, second = (read(tmp_path / name).population() for name in ("a.npz", "z.npz"))
     for name, values in first.columns.items():
@@ -83,9 +74,8 @@ def test_show_prints_quantiles(traces: Traces) -> None:
     assert "3,500 devices and availability of 3,500 users" in text
     line = next(line for line in text.splitlines() if line.startswith("inference latency"))
     expected = np.percentile(read(SHIPPED).population().ms_per_sample, (5, 25, 50, 75, 95))
-    assert [float(cell) for cell in line.split()[-5:]] == pytest.approx(
-        expected, rel=0.01
-    )  # three figures
+    said = [float(cell) for cell in line.split()[-5:]]
+    assert said == pytest.approx(expected, rel=0.01)  # three digits are printed
     for row in (
         "throughput to the device",
         "CPU cores",
@@ -96,15 +86,15 @@ def test_show_prints_quantiles(traces: Traces) -> None:
         assert row in text
 
 
-def test_show_draws(tmp_path: Path, traces: Traces) -> None:
-    assert "drawn" in traces("show", SHIPPED, "--plot", tmp_path / "a.png")
+def test_show_plots(tmp_path: Path, traces: Traces) -> None:
+    assert "plotted" in traces("show", SHIPPED, "--plot", tmp_path / "a.png")
     width, height = size_of_png(tmp_path / "a.png")
     assert width >= 1000 and height >= 700
     assert 30_000 < (tmp_path / "a.png").stat().st_size < 500_000
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_show_draws_a_trace_of_fedscale(tmp_path: Path, traces: Traces) -> None:
+def test_show_plots_a_trace_of_fedscale(tmp_path: Path, traces: Traces) -> None:
     users = {1: {"active": [0], "inactive": [50], "finish_time": 100, "duration": 50, "model": "x"}}
     (tmp_path / "b").write_bytes(pickle.dumps(users))
     text = traces("show", tmp_path / "b", "--plot", tmp_path / "b.png")
@@ -115,52 +105,42 @@ def test_show_draws_a_trace_of_fedscale(tmp_path: Path, traces: Traces) -> None:
 def test_show_helps_to_choose_a_deadline(tmp_path: Path, traces: Traces, job: Path) -> None:
     text = traces("show", SHIPPED, "--job", job, "--plot", tmp_path / "job.png")
     assert size_of_png(tmp_path / "job.png")[0] >= 1000
-    # Computing dominates: 3 x 16 x 10 x ms / 1000 s, and the median phone has 170 ms, so half are done by 82 s.
+    # Computing dominates: 3 x 16 x 10 x ms / 1000 s. The median phone has 170 ms, so half are done
+    # by 82 s.
     line = next(line for line in text.splitlines() if line.startswith("needs a round_deadline"))
     assert float(line.split()[-4]) == pytest.approx(82, abs=2)
-    # 60 s are 125 ms a sample; the share of phones below that, smeared by the fluctuation of 10 %, is the share valid
+    # 60 s are 125 ms a sample. The share of phones below that is the share valid, but for the
+    # fluctuation of 10 %, which smears it.
     below = np.mean(read(SHIPPED).population().ms_per_sample <= 125)
     said = next(line for line in text.splitlines() if line.startswith("round_deadline 60"))
     assert float(said.split("%")[0].split()[-1]) / 100 == pytest.approx(below, abs=0.02)
 
 
 def test_show_takes_the_clients_of_the_job(traces: Traces, job: Path) -> None:
-    # Computing takes 3 x 16 x 10 x ms / 1000 s, the model well under a second more: by 100 s those below 207 ms or so
-    # are done. Without fluctuation the share valid is the share of such clients, here among the first ten.
+    # Computing takes 3 x 16 x 10 x ms / 1000 s, the model well under a second more: by 100 s those
+    # below 207 ms or so are done. Without fluctuation the share valid is the share of such clients,
+    # here among the first ten.
     first = read(SHIPPED).population().ms_per_sample[:10]
     assert not ((first > 200) & (first < 210)).any() and 0 < np.sum(first < 205) < 10
-    text = traces(
-        "show",
-        SHIPPED,
-        "--job",
-        job,
-        "--set",
-        "num_clients=10",
-        "--set",
-        "duration_jitter=0",
-        "--set",
-        "round_deadline=100",
-    )
+    keys = ("num_clients=10", "duration_jitter=0", "round_deadline=100")
+    text = traces("show", SHIPPED, "--job", job, *(word for key in keys for word in ("--set", key)))
     assert ": 10 clients, 10 steps of 16 samples" in text
     said = next(line for line in text.splitlines() if line.startswith("round_deadline 100"))
     share = float(said.split("%")[0].split()[-1]) / 100
-    assert share == pytest.approx(
-        np.mean(first < 205), abs=0.006
-    )  # five standard errors of 200,000 draws
+    # 0.006 are five standard errors of 200,000 draws.
+    assert share == pytest.approx(np.mean(first < 205), abs=0.006)
 
 
 def test_show_counts_those_who_leave(traces: Traces, job: Path) -> None:
     words = ("show", SHIPPED, "--job", job, "--set", "round_deadline=1e6")
-    stay, leave = traces(*words), traces(*words, "--set", f"device_avail_file={SHIPPED}")
+    stay = traces(*words)
+    leave = traces(*words, "--set", f"device_avail_file={SHIPPED}")
     assert "round_deadline 1e+06: 100.0% of those asked are valid" in stay
-    share = float(
-        next(s for s in leave.splitlines() if s.startswith("round_deadline 1e+06"))
-        .split("%")[0]
-        .split()[-1]
-    )
-    assert (
-        90 < share < 100
-    )  # sessions end; a long one holds most of the time at which a client can be asked
+    said = next(line for line in leave.splitlines() if line.startswith("round_deadline 1e+06"))
+    share = float(said.split("%")[0].split()[-1])
+    # Some leave before they are done. They are few: a client is asked while it is online, so most
+    # likely in one of its long sessions.
+    assert 90 < share < 100
 
 
 @pytest.mark.parametrize(
@@ -203,8 +183,8 @@ def test_import_of_the_wrong_file(tmp_path: Path, traces: Traces) -> None:
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    register(parser.add_subparsers())
+    add_arguments(parser)
     for command in ("build", "import", "export", "show"):
         with pytest.raises(SystemExit):
-            parser.parse_args(["traces", command, "--help"])
+            parser.parse_args([command, "--help"])
         assert f"fedsuv traces {command}" in capsys.readouterr().out

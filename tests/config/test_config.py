@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,16 +101,17 @@ def test_files_are_found_from_the_working_directory_or_from_the_job_file(
     monkeypatch.chdir(tmp_path / "traces")
     config = load_job(path).config
     assert config.device_conf_file == str(tmp_path / "traces" / "a.npz")
-    assert (
-        config.device_avail_file == "traces/b.npz"
-    )  # nowhere: left as it is, for the error to name
+    # There is no such file; the name is left as it is, for the error to show.
+    assert config.device_avail_file == "traces/b.npz"
     monkeypatch.chdir(tmp_path)
     assert load_job(path).config.device_conf_file == "traces/a.npz"
 
 
 def test_parameters_of_selectors_not_chosen_are_kept_and_checked(tmp_path: Path) -> None:
     job = make_job({"sample_mode": "random", "oort.exploration_min": "0.1", "round_threshold": 50})
-    assert job.selector_params == {"oort": {"exploration_min": 0.1, "round_threshold": 50.0}}
+    assert list(job.selector_params) == ["oort"]
+    oort = {"oort.exploration_min": 0.1, "oort.round_threshold": 50.0}
+    assert {key: value for key, value in job.flat().items() if "." in key} == oort
 
 
 def test_false_means_false() -> None:
@@ -163,33 +166,33 @@ def test_learning_rate_decays_like_fedscales() -> None:
     config = make_job(
         {"learning_rate": 0.1, "decay_factor": 0.5, "decay_round": 10, "min_learning_rate": 0.03}
     ).config
-    assert [config.learning_rate_in(r) for r in (1, 9, 10, 19, 20, 500)] == [
-        0.1,
-        0.1,
-        0.05,
-        0.05,
-        0.03,
-        0.03,
-    ]
+    rates = [config.learning_rate_in(r) for r in (1, 9, 10, 19, 20, 500)]
+    assert rates == [0.1, 0.1, 0.05, 0.05, 0.03, 0.03]
 
 
 def test_a_job_file_is_what_fedscales_driver_reads() -> None:
-    """The driver takes these keys by name, joins worker_ips and puts every job_conf entry on a command line."""
+    """The driver takes these keys by name and joins worker_ips.
+
+    It puts every entry of job_conf on a command line."""
     content = yaml.safe_load(QUICKSTART.read_text())
-    assert {
-        "ps_ip",
-        "worker_ips",
-        "exp_path",
-        "executor_entry",
-        "aggregator_entry",
-        "auth",
-        "setup_commands",
-        "job_conf",
-    } <= content.keys()
+    keys = "ps_ip worker_ips exp_path executor_entry aggregator_entry auth setup_commands job_conf"
+    assert set(keys.split()) <= content.keys()
     assert content["auth"]["ssh_user"] == ""
-    assert all(isinstance(entry, dict) and len(entry) == 1 for entry in content["job_conf"])
-    assert all(
-        isinstance(value, str | int | float)
-        for entry in content["job_conf"]
-        for value in entry.values()
-    )
+    for entry in content["job_conf"]:
+        assert isinstance(entry, dict)
+        (value,) = entry.values()
+        assert isinstance(value, str | int | float)
+
+
+def test_importing_the_configuration_loads_neither_torch_nor_a_selector() -> None:
+    """Commands read job files before they know whether they need anything else, so it is quick."""
+    modules = sorted(file.stem for file in (ROOT / "fedsuv_plugin" / "config").glob("[!_]*.py"))
+    assert "scales" in modules
+    code = "\n".join(f"import fedsuv_plugin.config.{module}" for module in modules)
+    code += "\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "scipy", "sklearn", "matplotlib"}
+    # The table of signals is a list of names and not a selector.
+    selectors = {name for name in loaded if name.startswith("fedsuv_plugin.selectors.")}
+    assert selectors <= {"fedsuv_plugin.selectors.signals"}

@@ -1,14 +1,11 @@
-"""Data sets read from disk, in the formats of their official distributions, and the clients they come with."""
+"""Data sets read from disk, in the formats of their official distributions, and their clients."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
 import pickle
-import struct
-import wave
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +13,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_files import (
+    pixels_of,
+    python2_pickle,
+    tone,
+    write_cifar10,
+    write_fedscale,
+    write_leaf,
+    write_leaf_femnist,
+    write_roles,
+    write_speech,
+    write_wav,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
+from fedsuv_plugin.tasks.datasets import DATASETS, DataSet, Splits
 from fedsuv_plugin.tasks.datasets import google_speech as speech
 from fedsuv_plugin.tasks.datasets import shakespeare as plays
 from fedsuv_plugin.tasks.datasets.mnist import read_idx
@@ -49,94 +58,21 @@ def data_set(job: MakeJob, tmp_path: Path) -> MakeSet:
 # ---- CIFAR
 
 
-def python2_pickle(data: np.ndarray, labels: list[int], key: str) -> bytes:
-    """{"data": data, key: labels} as Python 2 pickled it: texts are byte strings, and so is an array's content."""
-
-    def text(content: bytes) -> bytes:
-        return b"T" + struct.pack("<i", len(content)) + content
-
-    def number(value: int) -> bytes:
-        return b"J" + struct.pack("<i", value)
-
-    dtype = (
-        b"cnumpy\ndtype\n("
-        + text(b"u1")
-        + number(0)
-        + number(1)
-        + b"tR("
-        + number(3)
-        + text(b"|")
-        + b"NNN"
-        + number(-1)
-        + number(-1)
-        + number(0)
-        + b"tb"
-    )
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n("
-        + number(0)
-        + b"t"
-        + text(b"b")
-        + b"tR("
-        + number(1)
-        + b"("
-        + b"".join(map(number, data.shape))
-        + b"t"
-        + dtype
-        + b"\x89"
-        + text(data.tobytes())
-        + b"tb"
-    )
-    return (
-        b"\x80\x02}("
-        + text(b"data")
-        + array
-        + text(key.encode())
-        + b"]("
-        + b"".join(map(number, labels))
-        + b"e"
-        + text(b"batch_label")
-        + text(b"caf\xe9")
-        + b"u."
-    )
-
-
-def write_cifar10(folder: Path, rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
-    """Two images a batch; all of them, the test batch last."""
-    data, labels = (
-        rng.integers(256, size=(12, 3072), dtype=np.uint8),
-        rng.integers(10, size=12).tolist(),
-    )
-    (folder / "cifar-10-batches-py").mkdir()
-    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        rows = slice(2 * i, 2 * i + 2)
-        (folder / "cifar-10-batches-py" / name).write_bytes(
-            python2_pickle(data[rows], labels[rows], "labels")
-        )
-    return data, labels
-
-
 def test_cifar10_of_python_2(data_set: MakeSet, tmp_path: Path) -> None:
     data, labels = write_cifar10(tmp_path, np.random.default_rng(0))
     spec = data_set("cifar10")
     splits = spec.load()
     assert splits.train_y.tolist() + splits.test_y.tolist() == labels
-    assert (splits.train_x.dtype, splits.train_x.shape) == (
-        torch.uint8,
-        (10, 3, 32, 32),
-    )  # compact until prepared
-    assert np.array_equal(
-        torch.cat([splits.train_x, splits.test_x]).numpy().reshape(12, 3072), data
-    )
+    assert splits.train_x.dtype == torch.uint8  # compact until prepared
+    assert splits.train_x.shape == (10, 3, 32, 32)
+    pixels = torch.cat([splits.train_x, splits.test_x]).numpy()
+    assert np.array_equal(pixels.reshape(12, 3072), data)
     assert splits.owner is None
     # The first byte is the red of the upper left pixel; (value / 255 - mean) / deviation.
-    assert spec.prepare(splits.train_x)[0, 0, 0, 0].item() == pytest.approx(
-        (data[0, 0] / 255 - 0.4914) / 0.2470, 1e-5
-    )
-    assert (
-        data_set("cifar10", raw_pixels=True).prepare(splits.train_x)[0, 2, 31, 31].item()
-        == data[0, -1]
-    )
+    red = spec.prepare(splits.train_x)[0, 0, 0, 0].item()
+    assert red == pytest.approx((data[0, 0] / 255 - 0.4914) / 0.2470, 1e-5)
+    raw = data_set("cifar10", raw_pixels=True).prepare(splits.train_x)
+    assert raw[0, 2, 31, 31].item() == data[0, -1]
 
 
 def test_cifar100_has_the_fine_labels(data_set: MakeSet, tmp_path: Path) -> None:
@@ -207,57 +143,6 @@ def test_real_cifar10(job: MakeJob, data_root: Path) -> None:
 
 # ---- FEMNIST
 
-HANDS = {"w2": [5, 61, 0], "w1": [17]}  # writer -> labels
-
-
-def pixels_of(label: int) -> np.ndarray:
-    """Something on white, another for each label."""
-    image = np.full((28, 28), 255, np.uint8)
-    image[label % 20 : label % 20 + 4, 5:20] = label
-    return image
-
-
-def write_fedscale(folder: Path) -> None:
-    (folder / "client_data_mapping").mkdir()
-    for part, hands in (("train", HANDS), ("test", {"w9": [3]})):
-        rows = ["client_id,sample_path,label_name,label_id"]
-        for writer, labels in hands.items():
-            for label in labels:
-                name = f"{part}_{writer}_{label}.png"
-                Image.fromarray(pixels_of(label)).save(folder / name)
-                rows.append(f"{writer},{name},x,{label}")
-        (folder / "client_data_mapping" / f"{part}.csv").write_text("\n".join(rows) + "\n")
-
-
-def write_leaf(
-    folder: Path, parts: dict[str, dict[str, tuple[list[object], list[object]]]]
-) -> None:
-    """LEAF's JSON, a file for every user."""
-    for part, users in parts.items():
-        (folder / "data" / part).mkdir(parents=True)
-        for user, (x, y) in users.items():
-            content = {
-                "users": [user],
-                "num_samples": [len(y)],
-                "user_data": {user: {"x": x, "y": y}},
-            }
-            (folder / "data" / part / f"all_data_{user}_{part}.json").write_text(
-                json.dumps(content)
-            )
-
-
-def write_leaf_femnist(folder: Path) -> None:
-    def user(labels: list[int]) -> tuple[list[object], list[object]]:
-        return [(pixels_of(label).ravel() / 255).tolist() for label in labels], list(labels)
-
-    write_leaf(
-        folder,
-        {
-            "train": {writer: user(labels) for writer, labels in HANDS.items()},
-            "test": {"w9": user([3])},
-        },
-    )
-
 
 def test_femnist_in_fedscales_layout(data_set: MakeSet, tmp_path: Path) -> None:
     write_fedscale(tmp_path)
@@ -276,11 +161,9 @@ def test_femnist_in_leafs_layout_gives_the_same_samples(data_set: MakeSet, tmp_p
         data_set("femnist", data_dir=str(tmp_path / name)).load() for name in ("fedscale", "leaf")
     )
 
-    def samples(splits: object) -> set[tuple[object, ...]]:
-        return {
-            (int(y), x.numpy().tobytes())
-            for x, y in zip(splits.train_x, splits.train_y, strict=True)
-        }  # type: ignore[attr-defined]
+    def samples(splits: Splits) -> set[tuple[object, ...]]:
+        pairs = zip(splits.train_x, splits.train_y, strict=True)
+        return {(int(y), x.numpy().tobytes()) for x, y in pairs}
 
     assert samples(one) == samples(other)  # LEAF's files are read in the order of their names
     assert one.owner is not None and other.owner is not None
@@ -384,36 +267,6 @@ def test_leaf_files_that_are_damaged(
 # ---- Google Speech
 
 
-def write_wav(
-    file: Path, samples: np.ndarray, rate: int = 16_000, width: int = 2, channels: int = 1
-) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(file), "wb") as f:
-        f.setparams((channels, width, rate, 0, "NONE", ""))
-        f.writeframes(
-            (np.asarray(samples) * 32767).astype("<i2").tobytes()
-            if width == 2
-            else (np.asarray(samples) * 127 + 128).astype(np.uint8).tobytes()
-        )
-
-
-def tone(hertz: float, seconds: float = 1.0, rate: int = 16_000) -> np.ndarray:
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
-
-
-def write_speech(folder: Path) -> None:
-    for name, hertz in (
-        ("yes/aa_nohash_0", 300),
-        ("yes/bb_nohash_0", 310),
-        ("no/aa_nohash_0", 900),
-        ("no/cc_nohash_0", 910),
-        ("no/cc_nohash_1", 920),
-        ("bed/dd_nohash_0", 2000),
-        ("_background_noise_/pink", 50),
-    ):
-        write_wav(folder / f"{name}.wav", tone(hertz))
-
-
 def test_google_speech_in_googles_layout(data_set: MakeSet, tmp_path: Path) -> None:
     write_speech(tmp_path)
     (tmp_path / "testing_list.txt").write_text("yes/bb_nohash_0.wav\n")
@@ -426,10 +279,8 @@ def test_google_speech_in_googles_layout(data_set: MakeSet, tmp_path: Path) -> N
     assert [speech.WORDS[label] for label in splits.test_y.tolist()] == ["yes"]
     prepared = spec.prepare(splits.train_x)
     assert prepared.shape == (4, *spec.shape) == (4, 1, 32, 32)
-    assert (float(prepared.min()), float(prepared.max())) == (
-        -1,
-        1,
-    )  # from 80 dB below the loudest to the loudest
+    # -1 is 80 dB below the loudest, 1 is the loudest.
+    assert (float(prepared.min()), float(prepared.max())) == (-1, 1)
     loudest = splits.train_x[:, 0].float().mean(dim=2).argmax(dim=1).tolist()
     assert loudest[0] > loudest[1] >= loudest[2] > loudest[3]  # 2000, 900, 910, 300 Hz
     assert spec.classes == len(set(speech.WORDS)) == 35
@@ -443,9 +294,9 @@ def test_without_lists_every_tenth_speaker_is_for_testing(
             write_wav(tmp_path / "go" / f"{i:08x}_nohash_{n}.wav", tone(400))
     splits = data_set("google_speech").load()
     assert splits.owner is not None
-    assert (
-        1 <= 40 - len(np.unique(splits.owner)) == len(splits.test_y) // 2 <= 12
-    )  # Binomial(40, 0.1), whole speakers
+    testing = 40 - len(np.unique(splits.owner))
+    assert testing == len(splits.test_y) // 2  # with both of their clips
+    assert 1 <= testing <= 12  # Binomial(40, 0.1)
 
 
 def test_google_speech_in_fedscales_layout(data_set: MakeSet, tmp_path: Path) -> None:
@@ -460,10 +311,8 @@ def test_google_speech_in_fedscales_layout(data_set: MakeSet, tmp_path: Path) ->
             rows.append(f"{10 - i},{name}.wav,{name.partition('_')[0]},0")
         (tmp_path / "client_data_mapping" / f"{part}.csv").write_text("\n".join(rows))
     splits = data_set("google_speech").load()
-    assert [speech.WORDS[y] for y in splits.train_y.tolist()] == [
-        "up",
-        "bed",
-    ]  # by the word: FedScale's numbers differ
+    # The word counts: FedScale numbers the labels differently.
+    assert [speech.WORDS[y] for y in splits.train_y.tolist()] == ["up", "bed"]
     assert splits.owner is not None and splits.owner.tolist() == [0, 1]
     (tmp_path / "train" / "bed_b_nohash_0.wav").unlink()
     with pytest.raises(UserError, match="no such file: .*bed_b_nohash_0.wav"):
@@ -485,9 +334,8 @@ def test_clips_of_other_kinds(tmp_path: Path) -> None:
     np.testing.assert_allclose(read["long"], plain, atol=1e-4)
     np.testing.assert_allclose(read["coarse"], plain, atol=2e-2)
     np.testing.assert_allclose(read["stereo"], plain / 2, atol=1e-4)
-    np.testing.assert_allclose(
-        read["slow"][100:-100], plain[100:-100], atol=1e-2
-    )  # but for the filter at the ends
+    # At the ends the filter of the resampling shows.
+    np.testing.assert_allclose(read["slow"][100:-100], plain[100:-100], atol=1e-2)
 
 
 def test_damaged_clips(data_set: MakeSet, tmp_path: Path) -> None:
@@ -521,9 +369,9 @@ def log_mel_by_the_book(sound: np.ndarray) -> np.ndarray:
         for band in range(32):
             left, centre, right = corners[band : band + 3]
             f = k * 16_000 / 2048
-            weight = np.where(
-                f <= centre, (f - left) / (centre - left), (right - f) / (right - centre)
-            ).clip(0)
+            rising = (f - left) / (centre - left)
+            falling = (right - f) / (right - centre)
+            weight = np.where(f <= centre, rising, falling).clip(0)
             mel[band, frame] = 2 / (right - left) * (weight * power).sum()
     decibels = 10 * np.log10(mel.clip(1e-10))
     return np.maximum(decibels - decibels.max(), -80)
@@ -531,13 +379,12 @@ def log_mel_by_the_book(sound: np.ndarray) -> np.ndarray:
 
 def test_log_mel_is_that_of_the_definition() -> None:
     rng = np.random.default_rng(0)
-    sounds = np.stack(
-        [rng.normal(size=16_000) * 0.1, tone(700) + 0.01 * rng.normal(size=16_000)]
-    ).astype(np.float32)
+    noise = rng.normal(size=16_000) * 0.1
+    noisy_tone = tone(700) + 0.01 * rng.normal(size=16_000)
+    sounds = np.stack([noise, noisy_tone]).astype(np.float32)
     expected = np.stack([log_mel_by_the_book(sound) for sound in sounds])
-    np.testing.assert_allclose(
-        speech.log_mel(torch.from_numpy(sounds)).numpy(), expected, atol=2e-3
-    )
+    found = speech.log_mel(torch.from_numpy(sounds)).numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_silence_is_finite() -> None:
@@ -560,20 +407,10 @@ def test_real_speech(job: MakeJob, data_root: Path) -> None:
 # ---- Shakespeare
 
 
-def write_roles(folder: Path, texts: list[str]) -> None:
-    (folder / "roles.jsonl").write_text(
-        "".join(
-            json.dumps({"play": "Hamlet", "role": f"ROLE {i}", "text": text}) + "\n"
-            for i, text in enumerate(texts)
-        )
-    )
-
-
 def test_the_alphabet_has_eighty_characters() -> None:
     assert len(set(plays.ALPHABET)) == len(plays.ALPHABET) == 80
-    assert [
-        plays.ALPHABET[code] for code in plays.encode("To be,\n\u00e9\u2014\U0001f3ad@!")
-    ] == list("To be,\n    !")
+    codes = plays.encode("To be,\n\u00e9\u2014\U0001f3ad@!")
+    assert "".join(plays.ALPHABET[code] for code in codes) == "To be,\n    !"
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -588,14 +425,13 @@ def test_sequences_never_reach_over_the_border(lengths: list[int], seed: int) ->
             for who, text in enumerate(texts)
             for i in range(0, len(text) - 80, stride)
         ]
-        assert [
-            (row.tolist(), int(nxt), int(who)) for row, nxt, who in zip(x, y, owner, strict=True)
-        ] == expected
+        found = zip(x.tolist(), y.tolist(), owner.tolist(), strict=True)
+        assert list(found) == expected
 
 
 def test_shakespeare_by_roles(data_set: MakeSet, tmp_path: Path) -> None:
-    # 1000 characters: 800 for training, so 720 samples, and 200 for testing, so samples at 0 and 80. The second role
-    # is too short for any; it is no client.
+    # 1000 characters: 800 for training, so 720 samples, and 200 for testing, so samples at 0 and
+    # 80. The second role is too short for any; it is no client.
     text = "".join(plays.ALPHABET[2:][i * i % 70] for i in range(1000))
     write_roles(tmp_path, [text, "To be, or not to be.", text[::-1]])
     spec = data_set("shakespeare")
@@ -606,11 +442,9 @@ def test_shakespeare_by_roles(data_set: MakeSet, tmp_path: Path) -> None:
     assert plays.ALPHABET[int(splits.train_y[719])] == text[799]
     assert "".join(plays.ALPHABET[code] for code in splits.test_x[1]) == text[880:960]
     assert plays.ALPHABET[int(splits.test_y[1])] == text[960]
-    assert (splits.train_x.dtype, spec.prepare(splits.train_x).dtype, spec.shape) == (
-        torch.uint8,
-        torch.int64,
-        (80,),
-    )
+    assert splits.train_x.dtype == torch.uint8
+    assert spec.prepare(splits.train_x).dtype == torch.int64
+    assert spec.shape == (80,)
 
 
 def test_blanks_run_together(data_set: MakeSet, tmp_path: Path) -> None:
@@ -620,22 +454,13 @@ def test_blanks_run_together(data_set: MakeSet, tmp_path: Path) -> None:
 
 def test_shakespeare_of_leaf(data_set: MakeSet, tmp_path: Path) -> None:
     line = ("Now is the winter of our discontent made glorious summer " * 2)[:82]
-    write_leaf(
-        tmp_path,
-        {
-            "train": {
-                "RICHARD": ([line[:80], line[1:81]], [line[80], line[81]]),
-                "ANNE": ([" " * 80], ["@"]),
-            },
-            "test": {"RICHARD": ([line[2:82]], ["}"])},
-        },
-    )
+    richard = ([line[:80], line[1:81]], [line[80], line[81]])
+    anne = ([" " * 80], ["@"])
+    test = {"RICHARD": ([line[2:82]], ["}"])}
+    write_leaf(tmp_path, {"train": {"RICHARD": richard, "ANNE": anne}, "test": test})
     splits = data_set("shakespeare").load()
-    assert splits.owner is not None and splits.owner.tolist() == [
-        0,
-        1,
-        1,
-    ]  # in the order of the files: ANNE first
+    # Files are read in the order of their names: ANNE comes first.
+    assert splits.owner is not None and splits.owner.tolist() == [0, 1, 1]
     assert "".join(plays.ALPHABET[code] for code in splits.train_x[2]) == line[1:81]
     assert [plays.ALPHABET[code] for code in splits.train_y] == [" ", line[80], line[81]]
     assert splits.test_y.tolist() == [79]
@@ -672,10 +497,8 @@ def test_a_model_is_tried_on_inputs_of_the_data_sets_type(
         )
 
     monkeypatch.setitem(MODELS._entries, "embedding", embedding)  # refuses floats
-    assert (
-        len(list(initial_model(job(data_set="shakespeare", model="embedding").config).parameters()))
-        == 3
-    )
+    model = initial_model(job(data_set="shakespeare", model="embedding").config)
+    assert len(list(model.parameters())) == 3
     with pytest.raises(UserError, match="model: embedding does not take inputs of shape"):
         initial_model(job(data_set="synthetic", model="embedding").config)
 
@@ -687,11 +510,7 @@ def test_real_shakespeare(job: MakeJob, data_root: Path) -> None:
     assert splits.owner is not None and len(np.unique(splits.owner)) == 794
     letters = np.bincount(splits.train_y.numpy(), minlength=80)
     assert plays.ALPHABET[int(letters.argmax())] == " "
-    assert [plays.ALPHABET[i] for i in np.argsort(-letters)[1:4]] == [
-        "e",
-        "t",
-        "o",
-    ]  # as in English
+    assert "".join(plays.ALPHABET[i] for i in np.argsort(-letters)[1:4]) == "eto"  # as in English
     data = FederatedData(config, CPU)
     sizes = data.getSize()["size"]
     assert len(sizes) == 143
@@ -719,15 +538,15 @@ def test_natural_clients(owner: list[int], seed: int, data: st.DataObject) -> No
     assert all(len(one) == 1 for one in kept)  # a client is one owner
     numbers = [one.pop() for one in kept]
     assert numbers == sorted(set(numbers))  # and no two are the same, in their order
-    assert (
-        sorted(parts.order.tolist()) == np.flatnonzero(np.isin(of, numbers)).tolist()
-    )  # with all that it owns
+    all_that_they_own = np.flatnonzero(np.isin(of, numbers)).tolist()
+    assert sorted(parts.order.tolist()) == all_that_they_own
     again = natural(of, n, np.random.default_rng(seed))
     assert np.array_equal(parts.order, again.order)
 
 
 def test_which_natural_clients_are_kept_depends_on_the_seed_and_is_fair() -> None:
-    # 3 of 10 owners, 1000 seeds: each is kept Binomial(1000, 0.3) times; allow 5 standard deviations of 14.5.
+    # 3 of 10 owners, 1000 seeds: each is kept Binomial(1000, 0.3) times; allow 5 standard
+    # deviations of 14.5.
     counts = np.zeros(10)
     for seed in range(1000):
         counts[natural(np.arange(10), 3, np.random.default_rng(seed)).order] += 1
@@ -736,8 +555,8 @@ def test_which_natural_clients_are_kept_depends_on_the_seed_and_is_fair() -> Non
 
 def test_natural_partitions_that_cannot_be(job: MakeJob, tmp_path: Path) -> None:
     message = (
-        r"partition: natural: this synthetic does not say whose its samples are; expected another partition, or "
-        r"one of Mnist \(writers, .*femnist \(writers\), google_speech \(speakers\)"
+        r"partition: natural: this synthetic does not say whose its samples are; expected another "
+        r"partition, or one of Mnist \(writers, .*femnist \(writers\), google_speech \(speakers\)"
     )
     with pytest.raises(UserError, match=message):
         FederatedData(job(partition="natural").config, CPU)
@@ -748,19 +567,16 @@ def test_natural_partitions_that_cannot_be(job: MakeJob, tmp_path: Path) -> None
         match="num_clients: expected at most 2, the natural clients of the data set, got 3",
     ):
         FederatedData(job(**here, num_clients=3).config, CPU)
-    assert FederatedData(job(**here, num_clients=None).config, CPU).getSize()["size"].tolist() == [
-        3,
-        1,
-    ]
+    everyone = FederatedData(job(**here, num_clients=None).config, CPU)
+    assert everyone.getSize()["size"].tolist() == [3, 1]
 
 
 def test_the_servers_public_samples_are_taken_from_natural_clients(
     job: MakeJob, tmp_path: Path
 ) -> None:
     write_fedscale(tmp_path)
-    config = job(
-        data_set="femnist", data_dir=str(tmp_path), partition="natural", num_clients=None
-    ).config
+    keys = {"data_set": "femnist", "data_dir": str(tmp_path), "partition": "natural"}
+    config = job(**keys, num_clients=None).config
     assert sum(FederatedData(replace(config, public_fraction=0.5), CPU).getSize()["size"]) == 2
 
 
@@ -796,10 +612,7 @@ def test_a_map_of_other_images_gives_no_writers(
         "client_id,sample_path,label_name,label_id\n1,0,5,5\n"
     )
     keys = {"data_set": "Mnist", "data_dir": str(tmp_path)}
-    with pytest.raises(
-        UserError, match="train.csv: expected the labels of the 60000 training images"
-    ):
+    message = "train.csv: expected the labels of the 60000 training images"
+    with pytest.raises(UserError, match=message):
         FederatedData(job(**keys, partition="natural").config, CPU)
-    FederatedData(
-        job(**keys, partition="iid").config, CPU
-    )  # where it does not matter it is no obstacle
+    FederatedData(job(**keys, partition="iid").config, CPU)  # which needs no writers

@@ -1,4 +1,4 @@
-"""GPFL's partition, shards, the samples a job leaves out, and the map file a partition is exported to."""
+"""GPFL's partition, shards, samples that a job leaves out, and the map file of a partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize, nnls
 
 from fedsuv_plugin.cli import main
-from fedsuv_plugin.cli.partition import BARS, draw, label_counts
+from fedsuv_plugin.cli.partition import BARS, label_counts, plot_partition
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.federated_data import FederatedData, describe_partition, public_set
@@ -49,8 +49,9 @@ properties = settings(deadline=None, derandomize=True, max_examples=40)
     alpha=st.sampled_from([0.2, 1.0, 10.0]),
 )
 def test_sizes_are_scipys(seed: int, n: int, classes: int, alpha: float) -> None:
-    """Where some sizes fit, SLSQP finds the same ones; where none do, the misfit is that of non-negative least
-    squares."""
+    """Where some sizes fit, SLSQP finds the same ones.
+
+    Where none do, the misfit is that of non-negative least squares."""
     rng = np.random.default_rng(seed)
     proportions = rng.dirichlet(np.full(classes, alpha), size=n)
     totals = rng.integers(20, 200, size=classes).astype(float)
@@ -82,8 +83,9 @@ def test_sizes_are_scipys(seed: int, n: int, classes: int, alpha: float) -> None
 @properties
 @given(seed=st.integers(0, 9999), n=st.integers(20, 60), classes=st.integers(1, 8))
 def test_sizes_meet_the_conditions_of_the_optimum(seed: int, n: int, classes: int) -> None:
-    """Karush-Kuhn-Tucker: there are prices u of the classes with x = max(0, Q u). They are found from the clients with
-    x > 0 alone, and must then hold for the others."""
+    """Karush-Kuhn-Tucker: there are prices u of the classes with x = max(0, Q u).
+
+    They are found from the clients with x > 0 alone, and must then hold for the others."""
     rng = np.random.default_rng(seed)
     proportions = rng.dirichlet(np.full(classes, 0.5), size=n)
     totals = rng.dirichlet(np.full(classes, 5.0)) * 1000
@@ -98,8 +100,9 @@ def test_sizes_meet_the_conditions_of_the_optimum(seed: int, n: int, classes: in
 
 
 def test_sizes_by_hand() -> None:
-    # One client of class 0, two of class 1, one of halves: x0 + x3/2 = 30, x1 + x2 + x3/2 = 60. By the prices u, v:
-    # x = (u, v, v, (u + v)/2), so 5u/4 + v/4 = 30 and u/4 + 9v/4 = 60; u = 210/11, v = 270/11, x3 = 240/11.
+    # One client of class 0, two of class 1, one of halves: x0 + x3/2 = 30, x1 + x2 + x3/2 = 60.
+    # By the prices u, v: x = (u, v, v, (u + v)/2), so 5u/4 + v/4 = 30 and u/4 + 9v/4 = 60;
+    # u = 210/11, v = 270/11, x3 = 240/11.
     proportions = np.array([[1, 0], [0, 1], [0, 1], [0.5, 0.5]])
     assert least_norm_sizes(proportions, np.array([30, 60])) == pytest.approx(
         np.array([210, 270, 270, 240]) / 11
@@ -132,7 +135,7 @@ def test_every_sample_is_used_once(
 
 
 def test_counts_are_the_targets_to_within_a_sample() -> None:
-    """The counts that the first draw of the stream asks for, where its sizes fit and nobody comes away empty."""
+    """A case in which the first draw's sizes fit and every client gets more than one sample."""
     labels = np.repeat(np.arange(10), 500)
     parts = partition(labels, "dirichlet_qp", 100, 1.0, np.random.default_rng(4))
     totals = np.full(10, 500)
@@ -144,20 +147,21 @@ def test_counts_are_the_targets_to_within_a_sample() -> None:
 
 
 def test_proportions_follow_their_law() -> None:
-    """A client's share of class j is Beta(zeta p_j, zeta (1 - p_j)): mean p_j, variance p_j (1 - p_j) / (zeta + 1).
-    With 5 classes of a fifth each and zeta 0.2 that is 0.16 / 1.2 = 0.133; over 300 clients x 5 classes
-    the sample's relative error is some per cent."""
+    """A client's share of class j is Beta(zeta p_j, zeta (1 - p_j)).
+
+    Its mean is p_j, its variance p_j (1 - p_j) / (zeta + 1). With 5 classes of a fifth each and
+    zeta 0.2 that is 0.16 / 1.2 = 0.133; over 300 clients x 5 classes the sample's relative error is
+    some per cent."""
     labels = np.repeat(np.arange(5), 60_000)
-    counts = label_counts(
-        partition(labels, "dirichlet_qp", 300, 0.2, np.random.default_rng(0)), labels
-    )
+    parts = partition(labels, "dirichlet_qp", 300, 0.2, np.random.default_rng(0))
+    counts = label_counts(parts, labels)
     shares = counts / counts.sum(axis=1, keepdims=True)
     assert shares.mean(axis=0) == pytest.approx(np.full(5, 0.2), abs=0.06)
     assert shares.var(axis=0).mean() == pytest.approx(0.133, rel=0.1)
 
 
 def test_as_many_classes_as_clients_still_use_every_sample() -> None:
-    # 62 classes and 100 clients at zeta 0.2: no sizes fit any draw, and what is left over is spread.
+    # 62 classes and 100 clients at zeta 0.2: no sizes fit any draw, so what is left over is spread.
     labels = np.repeat(np.arange(62), np.linspace(50, 400, 62).astype(int))
     owner = dirichlet_qp(labels, 100, Skew(alpha=0.2), np.random.default_rng(0))
     assert owner.min() >= 0
@@ -170,9 +174,8 @@ def test_many_clients_and_classes() -> None:
     parts = partition(labels, "dirichlet_qp", 3000, 0.2, rng)
     assert len(parts) == 3000
     assert parts.sizes.sum() == 300_000
-    assert (
-        parts.sizes.max() < 10 * 100
-    )  # ten times the mean: the least norm keeps data from gathering on few
+    # Ten times the mean: the least norm keeps the samples from gathering on few clients.
+    assert parts.sizes.max() < 10 * 100
 
 
 @pytest.mark.parametrize(("each", "labels_each"), [(1, 1), (2, 2)])
@@ -211,15 +214,13 @@ def test_a_job_on_less_data(job: MakeJob) -> None:
     less = FederatedData(replace(config, interview_fraction=0.2, public_fraction=0.1), CPU)
     _, labels = describe_partition(replace(config, public_fraction=0.1))
     kept = np.maximum(np.rint(np.bincount(labels) * 0.25), 1).sum()
-    assert (
-        less.getSize()["size"].sum() + len(public_set(replace(config, public_fraction=0.1))) == kept
-    )
+    public = public_set(replace(config, public_fraction=0.1))
+    assert less.getSize()["size"].sum() + len(public) == kept
     assert (len(less.interview), len(less.test)) == (10, 40)
     rows = {x.numpy().tobytes() for x in whole.test.x}
     assert all(x.numpy().tobytes() in rows for x in less.test.x)
-    assert len(FederatedData(job(data_set="digits", test_samples=10_000).config, CPU).test) == len(
-        whole.test
-    )
+    more_than_there_is = job(data_set="digits", test_samples=10_000).config
+    assert len(FederatedData(more_than_there_is, CPU).test) == len(whole.test)
 
 
 def test_a_job_on_less_data_of_a_map_file(job: MakeJob, tmp_path: Path) -> None:
@@ -247,7 +248,8 @@ def test_an_export_comes_back_as_it_was(
     """Samples without an owner and clients without samples included."""
     n = max(1, int(owner.max()) + 1) + more
     labels = np.arange(len(owner)) % 3
-    parts, path = by_owner(owner, n), tmp_path_factory.mktemp("map") / "map.csv"
+    parts = by_owner(owner, n)
+    path = tmp_path_factory.mktemp("map") / "map.csv"
     to_map_file(path, parts, labels)
     back = from_map_file(str(path), labels, None)
     assert np.array_equal(back.order, parts.order)
@@ -307,22 +309,13 @@ def test_names_that_only_look_like_ours_are_names(tmp_path: Path) -> None:
 QUICKSTART = str(ROOT / "configs" / "quickstart.yml")
 
 
-def test_the_command_shows_draws_and_exports(
+def test_the_command_shows_plots_and_exports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "data",
-        "partition",
-        QUICKSTART,
-        "--set",
-        "num_clients=30",
-        "--set",
-        "partition=dirichlet_qp",
-    ]
-    assert (
-        main([*command, "--plot", str(tmp_path / "a.png"), "--export", str(tmp_path / "map.csv")])
-        == 0
-    )
+    keys = ["--set", "num_clients=30", "--set", "partition=dirichlet_qp"]
+    command = ["data", "partition", QUICKSTART, *keys]
+    files = ["--plot", str(tmp_path / "a.png"), "--export", str(tmp_path / "map.csv")]
+    assert main([*command, *files]) == 0
     first = capsys.readouterr().out
     assert "dirichlet_qp: 30 clients share 1,437 of 1,437 samples, 10 labels" in first
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -342,21 +335,19 @@ def test_the_command_leaves_the_public_set_out(capsys: pytest.CaptureFixture[str
 def test_what_the_command_is_told_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "partition", QUICKSTART, "--set", "partition=natrual"]) == 2
     assert "partition: expected one of" in capsys.readouterr().err
-    assert (
-        main(["data", "partition", QUICKSTART, "--export", str(tmp_path / "no" / "map.csv")]) == 2
-    )
+    nowhere = str(tmp_path / "no" / "map.csv")
+    assert main(["data", "partition", QUICKSTART, "--export", nowhere]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_many_clients_become_a_heat_map(tmp_path: Path) -> None:
     counts = np.random.default_rng(0).poisson(1.0, size=(BARS + 1, 4))
-    draw(counts, "many", str(tmp_path / "many.png"))
+    plot_partition(counts, "many", str(tmp_path / "many.png"))
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_more_clients_than_the_fraction_leaves_are_refused(job: MakeJob) -> None:
-    with pytest.raises(
-        UserError, match="num_clients: expected at most 62, the number of training samples"
-    ):
+    message = "num_clients: expected at most 62, the number of training samples"
+    with pytest.raises(UserError, match=message):
         describe_partition(job(data_fraction=0.1, num_clients=100, synthetic_samples=620).config)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_files import write_idx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,35 +60,32 @@ def test_by_owner_by_hand() -> None:
 
 
 def test_small_alpha_means_few_classes_per_client() -> None:
-    # Mean number of classes that hold 90 % of a client's samples: near 10 when iid, near 1 at alpha 0.01.
+    # Mean number of classes that hold 90 % of a client's samples: near 10 when iid, near 1 at
+    # alpha 0.01.
     labels = np.repeat(np.arange(10), 500)
 
     def classes(alpha: float) -> float:
         parts = partition(labels, "dirichlet", 20, alpha, np.random.default_rng(0))
-        counts = np.array(
-            [np.sort(np.bincount(labels[parts.samples(c)], minlength=10))[::-1] for c in range(20)]
-        )
-        return float(
-            np.mean(
-                (np.cumsum(counts, axis=1) < 0.9 * counts.sum(axis=1, keepdims=True)).sum(axis=1)
-                + 1
-            )
-        )
+        counts = [np.bincount(labels[parts.samples(c)], minlength=10) for c in range(20)]
+        commonest_first = np.sort(counts, axis=1)[:, ::-1]
+        nine_tenths = 0.9 * commonest_first.sum(axis=1, keepdims=True)
+        missing = np.cumsum(commonest_first, axis=1) < nine_tenths
+        return float(np.mean(missing.sum(axis=1) + 1))
 
     assert classes(0.01) < 2.5 < 5 < classes(1.0) < classes(1000.0)
     assert classes(1000.0) > 8.5
 
 
 def test_dirichlet_shares_follow_their_law() -> None:
-    """A client's share of a class is Beta(alpha, alpha (n - 1)): mean 1/n, variance (n - 1)/(n^2 (n alpha + 1)).
+    """A client's share of a class is Beta(alpha, alpha (n - 1)).
 
-    With n = 10, alpha = 0.5 over 400 classes that is 0.1 and 0.015; the sample mean is exact by construction, the
-    sample variance over 4,000 shares has a relative error of a few per cent."""
+    Its mean is 1/n, its variance (n - 1)/(n^2 (n alpha + 1)). With n = 10, alpha = 0.5 over 400
+    classes that is 0.1 and 0.015; the sample mean is exact by construction, the sample variance
+    over 4,000 shares has a relative error of a few per cent."""
     labels = np.repeat(np.arange(400), 1000)
     parts = partition(labels, "dirichlet", 10, 0.5, np.random.default_rng(1))
-    shares = (
-        np.array([np.bincount(labels[parts.samples(c)], minlength=400) for c in range(10)]) / 1000
-    )
+    counts = [np.bincount(labels[parts.samples(c)], minlength=400) for c in range(10)]
+    shares = np.array(counts) / 1000
     assert shares.mean() == pytest.approx(0.1)
     assert shares.var() == pytest.approx(0.015, rel=0.15)
 
@@ -98,9 +96,8 @@ def test_more_clients_than_samples_is_refused() -> None:
 
 
 def map_file(path: Path, rows: list[tuple[str, int]]) -> str:
-    path.write_text(
-        "client_id,sample_path,label_name,label_id\n" + "".join(f"{c},x,y,{y}\n" for c, y in rows)
-    )
+    lines = [f"{client},x,y,{label}\n" for client, label in rows]
+    path.write_text("client_id,sample_path,label_name,label_id\n" + "".join(lines))
     return str(path)
 
 
@@ -108,12 +105,10 @@ def test_fedscales_map_file(tmp_path: Path) -> None:
     labels = np.array([3, 1, 3, 2, 0])
     path = map_file(tmp_path / "map.csv", [("b", 3), ("a", 1), ("b", 3), ("c", 2)])
     parts = from_map_file(path, labels, None)
-    assert [parts.samples(c).tolist() for c in range(3)] == [
-        [0, 2],
-        [1],
-        [3],
-    ]  # numbered as they appear
-    assert [from_map_file(path, labels, 2).samples(c).tolist() for c in range(2)] == [[0, 2], [1]]
+    # Clients are numbered as they appear.
+    assert [parts.samples(c).tolist() for c in range(3)] == [[0, 2], [1], [3]]
+    two = from_map_file(path, labels, 2)
+    assert [two.samples(c).tolist() for c in range(2)] == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +133,8 @@ def test_map_files_that_do_not_fit(
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_prepared_inputs_have_the_shape_the_server_expects(job: MakeJob, name: str) -> None:
     config = job(data_set=name).config
-    spec, data = DATASETS[name](config), FederatedData(config, CPU)
-    own = data.training(1)
+    spec = DATASETS[name](config)
+    own = FederatedData(config, CPU).training(1)
     assert own.x.shape[1:] == spec.shape
     assert own.x.dtype == torch.float32
     assert 0 <= int(own.y.min()) <= int(own.y.max()) < spec.classes
@@ -162,18 +157,11 @@ def test_digits_and_synthetic_do_not_overlap_train_and_test(job: MakeJob) -> Non
 
 
 def test_the_interview_set_is_not_in_the_test_set(job: MakeJob) -> None:
-    whole, split = (
-        FederatedData(job().config, CPU),
-        FederatedData(replace(job().config, interview_fraction=0.2), CPU),
-    )
+    whole = FederatedData(job().config, CPU)
+    split = FederatedData(replace(job().config, interview_fraction=0.2), CPU)
     assert len(split.interview) == len(whole.test) // 5
     together = torch.cat([split.interview.x, split.test.x])[:, 0].sort().values
     assert torch.equal(together, whole.test.x[:, 0].sort().values)
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    head = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
-    path.write_bytes(head + array.tobytes())
 
 
 def test_idx_files(tmp_path: Path) -> None:
@@ -202,18 +190,14 @@ def test_real_mnist(job: MakeJob, data_root: Path) -> None:
     assert sum(data.getSize()["size"]) == 60_000
     assert len(data.test) == 10_000
     pixels = torch.cat([data.training(c).x for c in range(1, 101)])
-    assert float(pixels.mean()) == pytest.approx(
-        0, abs=2e-3
-    )  # normalised by the published mean and deviation
+    # They are normalised by the published mean and deviation.
+    assert float(pixels.mean()) == pytest.approx(0, abs=2e-3)
     assert float(pixels.std()) == pytest.approx(1, abs=2e-3)
 
 
 def test_real_mnist_by_its_writers(job: MakeJob, data_root: Path) -> None:
-    config = job(
-        data_set="Mnist",
-        num_clients=None,
-        data_map_file=str(data_root / "mnist" / "client_data_mapping" / "train.csv"),
-    ).config
+    file = data_root / "mnist" / "client_data_mapping" / "train.csv"
+    config = job(data_set="Mnist", num_clients=None, data_map_file=str(file)).config
     sizes = FederatedData(config, CPU).getSize()["size"]
     assert len(sizes) == 539  # people
     assert (sizes.min(), sizes.max(), sizes.sum()) == (19, 131, 60_000)
@@ -225,9 +209,8 @@ def test_real_mnist_by_its_writers(job: MakeJob, data_root: Path) -> None:
 def test_the_initial_model_depends_on_the_seed_alone(job: MakeJob) -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.rand(3)  # whatever was drawn before
-        return torch.nn.utils.parameters_to_vector(
-            initial_model(job(seed=seed).config).parameters()
-        )
+        model = initial_model(job(seed=seed).config)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
@@ -257,6 +240,5 @@ def test_losses_by_hand() -> None:
     scores, targets = torch.tensor([[2.0, 0.0, 1.5]]), torch.tensor([0])
     # hinge: the sum of max(0, 1 - (2 - score)) over the two wrong classes = 0 + 0.5
     assert sample_losses("svm", scores, targets).item() == pytest.approx(0.5)
-    assert sample_losses("lr", scores, targets).item() == pytest.approx(
-        -2 + np.log(np.exp(2) + np.exp(0) + np.exp(1.5))
-    )
+    cross_entropy = -2 + np.log(np.exp(2) + np.exp(0) + np.exp(1.5))
+    assert sample_losses("lr", scores, targets).item() == pytest.approx(cross_entropy)

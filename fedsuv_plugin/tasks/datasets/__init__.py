@@ -21,28 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set in memory, as compact as it comes; `DataSet.prepare` turns inputs into what the model eats."""
+    """A data set in memory, as compact as it comes; `DataSet.prepare` makes model inputs of it."""
 
     train_x: torch.Tensor
     train_y: torch.Tensor
     test_x: torch.Tensor
     test_y: torch.Tensor
-    owner: np.ndarray | None = (
-        None  # (training samples,) int64: whose each is, 0, 1, ...; none: nobody knows
-    )
+    # (training samples,) int64: the natural client that each belongs to, 0, 1, ...; none: unknown
+    owner: np.ndarray | None = None
 
 
 class DataSet(ABC):
-    """What the server must know of a data set without loading it, and how to load it."""
+    """What a job must know of a data set without loading it, and how to load it."""
 
     shape: tuple[int, ...]  # of one prepared input
     classes: int
     dtype: torch.dtype = torch.float32  # of prepared inputs
-    folder: ClassVar[str] = (
-        ""  # its default place below $FEDSUV_DATA; "": nothing is read from disk
-    )
-    clients: ClassVar[str] = ""  # who its natural clients are; "": it has none
+    # Its default folder below $FEDSUV_DATA; "": nothing is read from disk.
+    folder: ClassVar[str] = ""
+    # Who its natural clients are; "": it has none.
+    clients: ClassVar[str] = ""
     source: ClassVar[Source | None] = None
+    # Its usual size, by which `--scale` chooses a data_fraction without loading anything: all
+    # training samples, and the mean of a natural client. None: a smaller scale keeps every sample.
+    training_samples: ClassVar[int | None] = None
+    samples_per_client: ClassVar[int | None] = None
 
     def __init__(self, config: JobConfig):
         self.config = config
@@ -51,7 +54,9 @@ class DataSet(ABC):
     def load(self) -> Splits: ...
 
     def prepare(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs as `dtype`, normalised. Called on one client's samples at a time, so the whole set stays compact."""
+        """Inputs as `dtype`, normalised.
+
+        It is called on one client's samples at a time, so that the whole set stays compact."""
         return x.float()
 
     def root(self) -> Path:
@@ -59,7 +64,7 @@ class DataSet(ABC):
 
 
 class Images(DataSet):
-    """Images of unsigned bytes (n, channels, height, width), normalised by each channel's mean and deviation."""
+    """Images of unsigned bytes (n, channels, height, width), normalised channel by channel."""
 
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]

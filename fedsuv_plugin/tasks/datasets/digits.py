@@ -1,6 +1,9 @@
-"""scikit-learn's digits: 1,797 handwritten digits of 8 x 8 pixels. Comes with the package, nothing to download.
+"""scikit-learn's digits: 1,797 handwritten digits of 8 x 8 pixels.
 
-Source: E. Alpaydin, C. Kaynak. "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
+They come with scikit-learn, so there is nothing to download.
+
+Source: E. Alpaydin, C. Kaynak. "Optical Recognition of Handwritten Digits", UCI Machine Learning
+    Repository, 1998.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ TEST_SAMPLES = 360  # a fifth
 
 @DATASETS.add("digits")
 class Digits(DataSet):
-    shape, classes = (1, 8, 8), 10
+    shape = (1, 8, 8)
+    classes = 10
 
     def load(self) -> Splits:
         data = load_digits()
-        # The split is part of the data set, so it does not move with the job's seed.
+        # The split is part of the data set, so it does not depend on the job's seed.
         order = stream(0, "digits split").permutation(len(data.target))
         x = torch.from_numpy(data.images[order]).to(torch.uint8).unsqueeze(1)  # 0..16
         y = torch.from_numpy(data.target[order]).long()

@@ -1,15 +1,19 @@
-"""FEMNIST: handwritten digits and letters (62 classes), grey, 28 x 28, by writer. Either of
+"""FEMNIST: handwritten digits and letters (62 classes), grey, 28 x 28, by writer.
 
-- FedScale's: <data_dir>/client_data_mapping/train.csv and test.csv (client_id, sample_path, label_name, label_id) and
-  the image files they name, relative to <data_dir>; images of another size are scaled;
+Two layouts are read:
+- FedScale's: <data_dir>/client_data_mapping/train.csv and test.csv (client_id, sample_path,
+  label_name, label_id) and the image files they name, relative to <data_dir>; images of another
+  size are scaled;
 - LEAF's: <data_dir>/data/train/*.json and data/test/*.json.
 
-Source: S. Caldas et al. "LEAF: A Benchmark for Federated Settings." arXiv:1812.01097, from NIST's special database 19.
+Source: S. Caldas et al. "LEAF: A Benchmark for Federated Settings." arXiv:1812.01097, from NIST's
+    special database 19.
 `data_dir` defaults to $FEDSUV_DATA/femnist. Clients are the writers of training images.
 
-In memory ink is bright on dark, as in MNIST, whichever way round the files have it, and MNIST's mean and deviation
-normalise it, as in FedScale (which turns it into 32 x 32 colour images and flips them at random). What was read is kept
-in <data_dir>/.fedsuv until the CSV or JSON files change, for reading hundreds of thousands of images takes minutes.
+In memory ink is bright on dark, as in MNIST, whichever way round the files have it, and MNIST's
+mean and deviation normalise it, as in FedScale (which turns it into 32 x 32 colour images and flips
+them at random). Reading hundreds of thousands of images takes minutes, so what was read is kept in
+<data_dir>/.fedsuv until the CSV or JSON files change.
 """
 
 from __future__ import annotations
@@ -41,9 +45,14 @@ SIDE = 28
 
 @DATASETS.add("femnist")
 class Femnist(Images):
-    shape, classes = (1, SIDE, SIDE), 62
-    folder, clients = "femnist", "writers"
-    mean, std = (0.1307,), (0.3081,)
+    shape = (1, SIDE, SIDE)
+    classes = 62
+    folder = "femnist"
+    clients = "writers"
+    training_samples = 700_000
+    samples_per_client = 200
+    mean = (0.1307,)
+    std = (0.3081,)
     source = Source(
         "github.com/SymbioticLab/FedScale, benchmark/dataset/femnist",
         (
@@ -55,32 +64,34 @@ class Femnist(Images):
                 inside="femnist",
             ),
         ),
-        by_hand="in data/femnist of github.com/TalwalkarLab/leaf run `./preprocess.sh -k 64 -t sample` and put the "
-        "folder data that it fills into {folder}",
+        by_hand="in data/femnist of github.com/TalwalkarLab/leaf run "
+        "`./preprocess.sh -k 64 -t sample` and put the folder data that it fills into {folder}",
     )
 
     def load(self) -> Splits:
         root = self.root()
         maps = [root / CLIENT_MAP.format(part=part) for part in ("train", "test")]
-        files = (
-            maps if maps[0].is_file() else [*leaf_files(root, "train"), *leaf_files(root, "test")]
-        )
+        if maps[0].is_file():
+            read = self._images
+            files = [file for file in maps if file.is_file()]
+        else:
+            read = self._leaf
+            files = [*leaf_files(root, "train"), *leaf_files(root, "test")]
         if not files:
             raise missing(
                 f"{maps[0]} (FedScale's layout), nor {root / 'data' / 'train'}/*.json (LEAF's)"
             )
-        read = self._images if files is maps else self._leaf
-        arrays = cached(
-            root,
-            "femnist",
-            [FORMAT, *state_of(file for file in files if file.is_file())],
-            lambda: {
+
+        def read_all() -> dict[str, np.ndarray]:
+            return {
                 f"{part}_{name}": array
                 for part in ("train", "test")
                 for name, array in read(root, part).items()
-            },
-        )
-        if np.mean(arrays["train_x"][:1000]) > 127:  # black on white
+            }
+
+        arrays = cached(root, "femnist", [FORMAT, *state_of(files)], read_all)
+        black_on_white = np.mean(arrays["train_x"][:1000]) > 127
+        if black_on_white:
             for name in ("train_x", "test_x"):
                 np.subtract(255, arrays[name], out=arrays[name])
         x, y, test_x, test_y = (
@@ -106,7 +117,9 @@ class Femnist(Images):
         }
 
     def _leaf(self, root: Path, part: str) -> dict[str, np.ndarray]:
-        users, x, y = [], [], []
+        users: list[str] = []
+        x: list[np.ndarray] = []
+        y: list[np.ndarray] = []
         for user, pixels, labels in read_leaf(root, part, SIDE * SIDE):
             if not all(isinstance(label, int) and 0 <= label < self.classes for label in labels):
                 raise UserError(
@@ -130,8 +143,6 @@ def _image(file: Path) -> np.ndarray:
             return np.asarray(grey if grey.size == (SIDE, SIDE) else grey.resize((SIDE, SIDE)))
     except FileNotFoundError:
         raise missing(file) from None
-    except (
-        OSError,
-        SyntaxError,
-    ) as error:  # what Pillow raises on files that are damaged or no images
+    # Pillow raises these on files that are damaged or no images.
+    except (OSError, SyntaxError) as error:
         raise UserError(f"data_dir: {file}: not a complete image ({error})") from None

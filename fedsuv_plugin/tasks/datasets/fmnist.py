@@ -1,7 +1,8 @@
-"""Fashion-MNIST, in MNIST's format and torchvision's layout: <data_dir>/FashionMNIST/raw/*-ubyte[.gz].
+"""Fashion-MNIST, in MNIST's format and torchvision's layout.
 
-Source: H. Xiao, K. Rasul, R. Vollgraf. "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-    Algorithms." arXiv:1708.07747, 2017.
+Files: <data_dir>/FashionMNIST/raw/*-ubyte[.gz].
+Source: H. Xiao, K. Rasul, R. Vollgraf. "Fashion-MNIST: a Novel Image Dataset for Benchmarking
+    Machine Learning Algorithms." arXiv:1708.07747, 2017.
 `data_dir` defaults to $FEDSUV_DATA/fashion_mnist.
 """
 
@@ -13,9 +14,13 @@ from fedsuv_plugin.tasks.datasets.mnist import Mnist, idx_source
 
 @DATASETS.add("fmnist")
 class FashionMnist(Mnist):
-    folder, raw = "fashion_mnist", "FashionMNIST/raw"
+    folder = "fashion_mnist"
+    raw = "FashionMNIST/raw"
+    # Nobody wrote these images, so there are no natural clients, unlike in MNIST.
     clients = ""
-    mean, std = (0.2860,), (0.3530,)
+    samples_per_client = None
+    mean = (0.2860,)
+    std = (0.3530,)
     source = idx_source(
         "github.com/zalandoresearch/fashion-mnist",
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),

@@ -1,20 +1,25 @@
-"""Google Speech Commands v0.02: which of 35 words is said in one second of sound. Either of
+"""Google Speech Commands v0.02: which of 35 words is said in one second of sound.
 
-- Google's: <data_dir>/<word>/<speaker>_nohash_<n>.wav, with testing_list.txt and validation_list.txt. Clips listed for
-  testing are the test set, those for validation are left out, the others are for training. Without testing_list.txt
-  every tenth speaker, by the CRC-32 of the speaker's id, is for testing;
-- FedScale's: <data_dir>/client_data_mapping/train.csv and test.csv (client_id, sample_path, label_name, label_id) and
-  the files they name in <data_dir>/train and <data_dir>/test.
+Two layouts are read:
+- Google's: <data_dir>/<word>/<speaker>_nohash_<n>.wav, with testing_list.txt and
+  validation_list.txt. Clips listed for testing are the test set, those for validation are left
+  out, the others are for training. Without testing_list.txt every tenth speaker, by the CRC-32 of
+  the speaker's id, is for testing;
+- FedScale's: <data_dir>/client_data_mapping/train.csv and test.csv (client_id, sample_path,
+  label_name, label_id) and the files they name in <data_dir>/train and <data_dir>/test.
 
-Source: P. Warden. "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition." arXiv:1804.03209.
-`data_dir` defaults to $FEDSUV_DATA/speech_commands. Clients are the speakers, or the map's clients. There are 35
-classes, in FedScale's order, however many of the words are on disk.
+Source: P. Warden. "Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition."
+    arXiv:1804.03209.
+`data_dir` defaults to $FEDSUV_DATA/speech_commands. Clients are the speakers, or the map's clients.
+There are 35 classes, in FedScale's order, however many of the words are on disk.
 
-A clip becomes a log-mel spectrogram of 32 bands x 32 frames, as FedScale makes it for testing: 16 kHz (other rates are
-resampled), cut or filled with silence to one second, Hann windows of 2048 samples every 512, centred, silence beyond
-the ends, power spectrum, 32 triangular bands of equal area from 0 to 8 kHz on Slaney's mel scale, in dB below the
-clip's loudest, at least -80 dB; and from there linearly to -1 .. 1. Training clips are not augmented (FedScale's are).
-The spectrograms are kept in <data_dir>/.fedsuv until the files change; they take 2 kB a clip, 217 MB in all.
+A clip becomes a log-mel spectrogram of 32 bands x 32 frames, as FedScale makes it for testing:
+- 16 kHz (other rates are resampled), cut or filled with silence to one second;
+- Hann windows of 2048 samples every 512, centred, with silence beyond the ends;
+- power spectrum, in 32 triangular bands of equal area from 0 to 8 kHz on Slaney's mel scale;
+- in dB below the clip's loudest, at least -80 dB, and from there linearly to -1 .. 1.
+Training clips are not augmented (FedScale's are). The spectrograms are kept in <data_dir>/.fedsuv
+until the files change; they take 2 kB a clip, 217 MB in all.
 """
 
 from __future__ import annotations
@@ -42,28 +47,35 @@ from fedsuv_plugin.tasks.files import (
 from fedsuv_plugin.tasks.sources import Download, Source
 
 WORDS = (
-    "up two sheila zero yes five one happy marvin no go seven eight tree stop down forward learn house three six "
-    "backward dog cat wow left off on four visual nine bird right follow bed"
+    "up two sheila zero yes five one happy marvin no go seven eight tree stop down forward learn "
+    "house three six backward dog cat wow left off on four visual nine bird right follow bed"
 ).split()
-RATE, WINDOW, HOP, BANDS = 16_000, 2048, 512, 32
-FLOOR_DB = 80.0
-CLIPS_AT_ONCE = 128
+RATE = 16_000  # samples a second
+WINDOW = 2048  # samples
+HOP = 512  # samples from one window to the next
+BANDS = 32
+FLOOR_DB = 80.0  # nothing is further than this below the loudest
+CLIPS_AT_ONCE = 128  # bounds the memory that a batch of clips takes
+ARCHIVE = "speech_commands_v0.02.tar.gz"
 FORMAT = "log-mel 1"  # changes whenever the same clips give other spectrograms
 
 
 @DATASETS.add("google_speech")
 class GoogleSpeech(DataSet):
-    shape, classes = (1, BANDS, RATE // HOP + 1), len(WORDS)
-    folder, clients = "speech_commands", "speakers"
+    shape = (1, BANDS, RATE // HOP + 1)
+    classes = len(WORDS)
+    folder = "speech_commands"
+    clients = "speakers"
+    samples_per_client = 30
     source = Source(
         "arXiv:1804.03209",
         (
             Download(
                 (
-                    "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
-                    "http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+                    f"https://storage.googleapis.com/download.tensorflow.org/data/{ARCHIVE}",
+                    f"http://download.tensorflow.org/data/{ARCHIVE}",
                 ),
-                "speech_commands_v0.02.tar.gz",
+                ARCHIVE,
                 "sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
                 unpacked="testing_list.txt",
             ),
@@ -72,18 +84,16 @@ class GoogleSpeech(DataSet):
 
     def load(self) -> Splits:
         root = self.root()
-        clips = (
-            _mapped(root) if (root / CLIENT_MAP.format(part="train")).is_file() else _found(root)
-        )
+        has_map = (root / CLIENT_MAP.format(part="train")).is_file()
+        clips = _mapped(root) if has_map else _found(root)
         train = np.array([part == "train" for part, *_ in clips])
         if not train.any() or train.all():
             raise UserError(
-                f"data_dir: {root}: expected clips for training and for testing, got {train.sum()} and "
-                f"{(~train).sum()}"
+                f"data_dir: {root}: expected clips for training and for testing, got "
+                f"{train.sum()} and {(~train).sum()}"
             )
-        spectrograms = torch.from_numpy(
-            _spectrograms(root, [path for _, path, _, _ in clips])
-        ).unsqueeze(1)
+        made = _spectrograms(root, [path for _, path, _, _ in clips])
+        spectrograms = torch.from_numpy(made).unsqueeze(1)
         labels = torch.tensor([word for _, _, word, _ in clips])
         owner = numbered(speaker for part, _, _, speaker in clips if part == "train")
         return Splits(
@@ -124,7 +134,8 @@ def _listed(file: Path) -> frozenset[str] | None:
 
 
 def _mapped(root: Path) -> list[Clip]:
-    """FedScale's layout, in the order of its maps; the word counts, not the label's number, as in FedScale."""
+    """FedScale's layout, in the order of its maps. As in FedScale, the label is told by its name:
+    numbers of labels in a map are not those of WORDS."""
     clips = []
     for part in ("train", "test"):
         file = root / CLIENT_MAP.format(part=part)
@@ -132,23 +143,23 @@ def _mapped(root: Path) -> list[Clip]:
         for client, path, word in zip(of.clients, of.paths, of.label_names, strict=True):
             if word not in WORDS:
                 raise UserError(
-                    f"data_dir: {file}: expected one of the {len(WORDS)} words as label, got {word!r}"
+                    f"data_dir: {file}: expected one of the {len(WORDS)} words as label, "
+                    f"got {word!r}"
                 )
             clips.append((part, f"{part}/{path}", WORDS.index(word), client))
     return clips
 
 
 def _spectrograms(root: Path, files: list[str]) -> np.ndarray:
-    """(n, bands, frames) float16 in dB."""
+    """The spectrogram of each file, (n, bands, frames) float16 in dB."""
 
     def make() -> dict[str, np.ndarray]:
         made = np.empty((len(files), *GoogleSpeech.shape[1:]), np.float16)
         starts = list(range(0, len(files), CLIPS_AT_ONCE))
         for start in progress(starts, f"spectrograms of {len(files):,} clips in {root}"):
-            sound = np.stack(
-                [read_clip(root / file) for file in files[start : start + CLIPS_AT_ONCE]]
-            )
-            made[start : start + CLIPS_AT_ONCE] = log_mel(torch.from_numpy(sound)).numpy()
+            some = slice(start, start + CLIPS_AT_ONCE)
+            sound = np.stack([read_clip(root / file) for file in files[some]])
+            made[some] = log_mel(torch.from_numpy(sound)).numpy()
         return {"spectrograms": made}
 
     try:
@@ -166,25 +177,22 @@ def read_clip(file: Path) -> np.ndarray:
     """The first second of a WAV file, (RATE,) float32 in -1 .. 1; channels are averaged."""
     try:
         with wave.open(str(file)) as f:
-            rate, width, channels, frames = (
-                f.getframerate(),
-                f.getsampwidth(),
-                f.getnchannels(),
-                f.getnframes(),
-            )
+            rate = f.getframerate()
+            width = f.getsampwidth()
+            channels = f.getnchannels()
+            frames = f.getnframes()
             content = f.readframes(frames)
     except (wave.Error, EOFError) as error:
         raise UserError(f"data_dir: {file}: not a complete WAV file ({error})") from None
     if width not in (1, 2) or not frames or len(content) < frames * width * channels:
         raise UserError(
-            f"data_dir: {file}: not a complete WAV file of 8 or 16 bits: {len(content)} bytes for {frames} "
-            f"samples of {8 * width} bits"
+            f"data_dir: {file}: not a complete WAV file of 8 or 16 bits: {len(content)} bytes for "
+            f"{frames} samples of {8 * width} bits"
         )
-    samples = (
-        np.frombuffer(content, "<i2").astype(np.float32) / 32768
-        if width == 2
-        else np.frombuffer(content, np.uint8).astype(np.float32) / 128 - 1
-    )
+    if width == 2:
+        samples = np.frombuffer(content, "<i2").astype(np.float32) / 32768
+    else:
+        samples = np.frombuffer(content, np.uint8).astype(np.float32) / 128 - 1
     sound = samples.reshape(-1, channels).mean(axis=1)
     if rate != RATE:
         sound = resample_poly(sound, RATE, rate).astype(np.float32)
@@ -209,14 +217,14 @@ def log_mel(sound: torch.Tensor) -> torch.Tensor:
 
 @cache
 def mel_bands() -> torch.Tensor:
-    """Weights (BANDS, WINDOW / 2 + 1): triangles over the frequencies whose corners are equally far apart in mel."""
+    """Weights (BANDS, WINDOW / 2 + 1): triangles whose corners are equally far apart in mel."""
     frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
     corners = _hertz(np.linspace(0, _mel(RATE / 2), BANDS + 2))
-    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
-    rising, falling = (
-        (frequencies - left) / (centre - left),
-        (right - frequencies) / (right - centre),
-    )
+    left = corners[:-2, None]
+    centre = corners[1:-1, None]
+    right = corners[2:, None]
+    rising = (frequencies - left) / (centre - left)
+    falling = (right - frequencies) / (right - centre)
     triangles = np.maximum(0, np.minimum(rising, falling))
     return torch.from_numpy((triangles * 2 / (right - left)).astype(np.float32))
 

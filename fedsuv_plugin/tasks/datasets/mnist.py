@@ -1,10 +1,12 @@
-"""MNIST from its four official IDX files, in torchvision's layout: <data_dir>/MNIST/raw/*-ubyte[.gz].
+"""MNIST from its four official IDX files, in torchvision's layout.
 
+Files: <data_dir>/MNIST/raw/*-ubyte[.gz].
 Source: Y. LeCun, C. Cortes, C. J. C. Burges. "The MNIST database of handwritten digits."
 `data_dir` defaults to $FEDSUV_DATA/mnist.
 
-MNIST itself does not say who wrote a digit. Where a FedScale client map does (<data_dir>/client_data_mapping/train.csv,
-one row per training image in the official order; writers are known from QMNIST), the writers are natural clients.
+MNIST itself does not say who wrote a digit. Where a FedScale client map does, in
+<data_dir>/client_data_mapping/train.csv, with one row per training image in the official order, the
+writers are natural clients. They are known from QMNIST.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,28 +25,34 @@ from fedsuv_plugin.tasks.datasets import DATASETS, Images, Splits
 from fedsuv_plugin.tasks.files import CLIENT_MAP, missing, numbered, read_client_map
 from fedsuv_plugin.tasks.sources import Download, Source
 
+NAMES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
 
 def idx_source(about: str, urls: tuple[str, ...], raw: str, md5: tuple[str, ...]) -> Source:
-    names = [
-        f"{part}-{kind}-ubyte.gz"
-        for part in ("train", "t10k")
-        for kind in ("images-idx3", "labels-idx1")
-    ]
+    """The four files at any of the urls, packed, with their checksums in the order of NAMES."""
+    packed = [f"{name}.gz" for name in NAMES]
     return Source(
         about,
         tuple(
             Download(tuple(url + name for url in urls), f"{raw}/{name}", f"md5:{digest}")
-            for name, digest in zip(names, md5, strict=True)
+            for name, digest in zip(packed, md5, strict=True)
         ),
     )
 
 
 @DATASETS.add("Mnist")
 class Mnist(Images):
-    shape, classes = (1, 28, 28), 10
-    folder, raw = "mnist", "MNIST/raw"
+    shape = (1, 28, 28)
+    classes = 10
+    folder = "mnist"
+    raw = "MNIST/raw"
     clients = "writers, with a client map"
-    mean, std = (0.1307,), (0.3081,)
+    training_samples = 60_000
+    samples_per_client: ClassVar[int | None] = 110
+    mean = (0.1307,)
+    std = (0.3081,)
     source = idx_source(
         "yann.lecun.com/exdb/mnist",
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
@@ -58,31 +67,26 @@ class Mnist(Images):
 
     def load(self) -> Splits:
         raw = self.root() / self.raw
-        parts = [
-            read_idx(raw / f"{part}-{kind}-ubyte")
-            for part in ("train", "t10k")
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-        train_x, train_y, test_x, test_y = (torch.from_numpy(part) for part in parts)
+        train_x, train_y, test_x, test_y = (torch.from_numpy(read_idx(raw / n)) for n in NAMES)
         return Splits(
             train_x.unsqueeze(1),
             train_y.long(),
             test_x.unsqueeze(1),
             test_y.long(),
-            self._owner(parts[1]),
+            self._owner(train_y.numpy()),
         )
 
     def _owner(self, labels: np.ndarray) -> np.ndarray | None:
         file = self.root() / CLIENT_MAP.format(part="train")
+        # Only a job that asks for the writers needs the map: otherwise it may be of any kind, for
+        # example of some of the images.
         if self.config.partition != "natural" or not self.clients or not file.is_file():
-            return (
-                None  # a map that nobody asked for may be of any kind, e.g. of some of the images
-            )
+            return None
         of = read_client_map(file, self.classes)
         if not np.array_equal(of.labels, labels):
             raise UserError(
-                f"data_dir: {file}: expected the labels of the {len(labels)} training images, in their "
-                "order; the map belongs to other data"
+                f"data_dir: {file}: expected the labels of the {len(labels)} training images, in "
+                "their order; the map belongs to other data"
             )
         return numbered(of.clients)
 

@@ -1,6 +1,6 @@
-"""A seeded Gaussian mixture: one spherical cluster per class, at a distance that makes the task learnable, not trivial.
+"""A seeded Gaussian mixture with one spherical cluster per class: learnable, but not trivial.
 
-Made for tests and for timing: any size, no files. The world depends on the job's seed.
+Made for tests and for timing: any size, no files. The clusters depend on the job's seed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import torch
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet, Splits
 
-SPREAD = 1.5  # distance of a cluster's centre from the origin, in units of the clusters' standard deviation, times
-#               sqrt(2): two centres are then about 3 standard deviations apart, whatever the dimension
+# Every centre is SPREAD * sqrt(2) standard deviations of a cluster away from the origin. Random
+# directions are nearly orthogonal, so two centres are about 2 * SPREAD = 3 deviations apart.
+SPREAD = 1.5
 
 
 @DATASETS.add("synthetic")
 class Synthetic(DataSet):
     def load(self) -> Splits:
-        config, rng = self.config, stream(self.config.seed, "data")
-        dim, test = config.synthetic_dim, max(1, config.synthetic_samples // 5)
+        config = self.config
+        rng = stream(config.seed, "data")
+        dim = config.synthetic_dim
+        test = max(1, config.synthetic_samples // 5)
         centres = rng.normal(size=(self.classes, dim))
         centres *= SPREAD * np.sqrt(2) / np.linalg.norm(centres, axis=1, keepdims=True)
         y = rng.integers(self.classes, size=config.synthetic_samples + test)

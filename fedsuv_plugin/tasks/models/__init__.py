@@ -1,4 +1,4 @@
-"""The models a job can name as `model`; one file each, and every classifier of torchvision by its name there."""
+"""The models a job can name as `model`: ours, a few in each file, and torchvision's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedsuv_plugin.named import Catalogue
 if TYPE_CHECKING:
     from fedsuv_plugin.config.keys import JobConfig
 
-Build = Callable[
-    ["JobConfig", tuple[int, ...], int], torch.nn.Module
-]  # (config, input shape, classes) -> model
+# (config, input shape, classes) -> model. One that takes long to train may have an attribute
+# `lighter`: the name of the model that stands in for it at a smaller scale.
+Build = Callable[["JobConfig", tuple[int, ...], int], torch.nn.Module]
 MODELS: Catalogue[Build] = Catalogue("model")
 MODELS.discover(sys.modules[__name__])
 
@@ -24,7 +24,7 @@ MODELS.discover(sys.modules[__name__])
 def build_model(
     config: JobConfig, shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32
 ) -> torch.nn.Module:
-    """The job's model, checked on two blank inputs, so that one that does not fit its data says so at once."""
+    """The job's model, tried on two blank inputs, so that one that does not fit says so at once."""
     from fedsuv_plugin.tasks.models.torchvision_zoo import build_torchvision, torchvision_names
 
     if config.model not in MODELS and config.model not in torchvision_names():
@@ -37,7 +37,7 @@ def build_model(
     try:
         with torch.no_grad():
             fits = model.eval()(torch.zeros(2, *shape, dtype=dtype)).shape == (2, classes)
-    except Exception as error:  # whatever a layer raises on inputs it cannot take
+    except Exception as error:  # a layer may raise anything on inputs it cannot take
         raise UserError(
             f"model: {config.model} does not take inputs of shape {shape}: {error}"
         ) from error
@@ -48,12 +48,25 @@ def build_model(
     return model
 
 
+def lighter(name: str) -> str:
+    """The model that stands in for `name` where that would take too long; most need none.
+
+    >>> lighter("resnet18"), lighter("mlp")
+    ('gpfl_cnn', 'mlp')
+    """
+    from fedsuv_plugin.tasks.models.torchvision_zoo import LIGHTER
+
+    if name in MODELS:
+        return getattr(MODELS[name], "lighter", name)
+    return LIGHTER.get(name, name)
+
+
 def sample_losses(model_name: str, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each sample: cross-entropy, or for the linear SVM the hinge losses against all other classes, summed
-    as Weston and Watkins do (PyTorch's multi_margin_loss divides them by the number of classes)."""
+    """The loss of each sample: cross-entropy, or for the linear SVM a sum of hinge losses.
+
+    The hinge losses are those against all other classes, summed as Weston and Watkins do; PyTorch's
+    multi_margin_loss divides them by the number of classes."""
     if model_name == "svm":
-        return (
-            torch.nn.functional.multi_margin_loss(scores, targets, reduction="none")
-            * scores.shape[1]
-        )
+        mean_hinge = torch.nn.functional.multi_margin_loss(scores, targets, reduction="none")
+        return mean_hinge * scores.shape[1]
     return torch.nn.functional.cross_entropy(scores, targets, reduction="none")

@@ -1,4 +1,4 @@
-"""The small networks of the papers. Each says what its paper gives; the rest is filled in as stated."""
+"""The small networks of the papers. Each says what its paper gives and what was filled in here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def gpfl_cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
     """GPFL on CIFAR-10: three convolutions of 32, 64 and 64 kernels, a dense layer of 64.
 
-    Not given: the kernels' size (here 3 x 3, padded) and the pooling (here by two after each), as in FedCor, whose
-    setup the paper follows. For images from 8 x 8 up. GPFL's network on FEMNIST is `mlp` with `mlp_hidden: 64,30`."""
+    The paper does not give the kernels' size (here 3 x 3, padded) and the pooling (here by two
+    after each); both are as in FedCor, whose setup the paper follows. For images from 8 x 8 up.
+    GPFL's network on FEMNIST is `mlp` with `mlp_hidden: 64,30`."""
     return _convolutions(config, shape, classes, kernels=(32, 64, 64), width=3, dense=64)
 
 
@@ -27,17 +28,18 @@ def gpfl_cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Modu
 def filfl_cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
     """FilFL on FEMNIST: two convolutions, each with pooling and ReLU, and a dense layer of 2048.
 
-    Not given: 32 and 64 kernels of 5 x 5, padded, are those of LEAF, whose model the paper takes."""
+    The paper does not give the kernels: 32 and 64 of 5 x 5, padded, are those of LEAF, whose model
+    it takes."""
     return _convolutions(config, shape, classes, kernels=(32, 64), width=5, dense=2048)
 
 
 @MODELS.add("pczfl_cnn")
 def pczfl_cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """PCZFL on CIFAR-10 and Fashion-MNIST. The paper says no more than "convolutional neural network" and names another
-    paper for the rest. This is the usual one of the field: two convolutions of 32 and 64 kernels of 5 x 5 and a dense
-    layer of 512.
+    """PCZFL on CIFAR-10 and Fashion-MNIST: two convolutions and a dense layer of 512.
 
-    H. B. McMahan et al., AISTATS 2017, section 3: 1,663,370 parameters on MNIST."""
+    The paper says no more than "convolutional neural network" and names another paper for the
+    rest. This is the usual one of the field, with 32 and 64 kernels of 5 x 5: H. B. McMahan et al.,
+    AISTATS 2017, section 3; 1,663,370 parameters on MNIST."""
     return _convolutions(config, shape, classes, kernels=(32, 64), width=5, dense=512)
 
 
@@ -62,7 +64,9 @@ def _convolutions(
     layers: list[nn.Module] = []
     for n in kernels:
         layers += [nn.Conv2d(channels, n, width, padding=width // 2), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, height, breadth = n, height // 2, breadth // 2
+        channels = n
+        height //= 2
+        breadth //= 2
     return nn.Sequential(
         *layers,
         nn.Flatten(),
@@ -74,10 +78,14 @@ def _convolutions(
 
 @MODELS.add("char_lstm")
 class CharLSTM(nn.Module):
-    """FilFL on Shakespeare: characters embedded in 8 dimensions, two LSTM layers of 256, and a dense layer that scores
-    the character that comes next. Inputs are sequences of characters as numbers below `classes`, the alphabet."""
+    """FilFL on Shakespeare: characters embedded in 8 dimensions and two LSTM layers of 256.
 
-    hidden, layers = 256, 2
+    A dense layer scores the character that comes next. Inputs are sequences of characters as
+    numbers below `classes`, the size of the alphabet."""
+
+    hidden = 256
+    layers = 2
+    lighter = "char_lstm_small"
 
     def __init__(self, config: JobConfig, shape: tuple[int, ...], classes: int):
         super().__init__()
@@ -94,6 +102,9 @@ class CharLSTM(nn.Module):
 
 @MODELS.add("char_lstm_small")
 class SmallCharLSTM(CharLSTM):
-    """One layer of 64: a fortieth of the time of `char_lstm` and no paper's, for trying a job on a small machine."""
+    """One layer of 64, for trying a job on a small machine.
 
-    hidden, layers = 64, 1
+    It takes a fortieth of the time of `char_lstm`, and no paper uses it."""
+
+    hidden = 64
+    layers = 1

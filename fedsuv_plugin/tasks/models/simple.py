@@ -1,4 +1,4 @@
-"""Small models: logistic regression, linear SVM, multi-layer perceptron, a small convolutional network."""
+"""Small models: logistic regression, linear SVM, multi-layer perceptron, a small CNN."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 @MODELS.add("lr", "svm")  # the same linear scores; the loss differs
 def linear(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The SVM starts at zero: on raw pixels PyTorch's random start gives scores of some 50, which the small step
-    sizes they need take thousands of rounds to forget."""
+    """One linear layer: logistic regression, or an SVM, which starts at zero.
+
+    On raw pixels PyTorch's random start gives scores of some 50. Raw pixels need small steps, and
+    with these it would take thousands of rounds to unlearn such scores."""
     layer = nn.Linear(math.prod(shape), classes)
     if config.model == "svm":
         nn.init.zeros_(layer.weight)
@@ -42,7 +44,9 @@ def mlp(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @MODELS.add("cnn")
 def cnn(config: JobConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two 3 x 3 convolutions (16, 32), each halved by pooling, and a dense layer of 64; for images from 8 x 8 up."""
+    """Two 3 x 3 convolutions (16, 32), each halved by pooling, and a dense layer of 64.
+
+    For images from 8 x 8 up."""
     require(len(shape) == 3, "model", "a data set of images for cnn", shape)
     channels, height, width = shape
     return nn.Sequential(
