@@ -49,7 +49,7 @@ class SetTable:
         self.mean[i] += (reward - self.mean[i]) / self.count[i]
 
     def within(self, allowed: np.ndarray) -> np.ndarray:
-        """Places in the table of the sets whose members are all allowed, a mask over all clients."""
+        """Places of the sets whose members are all allowed, `allowed` being a mask of clients."""
         if not len(self):
             return np.empty(0, np.int64)
         return np.flatnonzero(allowed[self.sets].all(axis=1))
