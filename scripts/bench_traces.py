@@ -116,7 +116,7 @@ def size(population: Population) -> int:
 
 
 def fedscale_manager(population: Population) -> Any:
-    """FedScale's own manager with the same devices and users, as its aggregator would register them."""
+    """FedScale's own manager, with the same devices and users registered one by one."""
     args = SimpleNamespace(filter_less=0, filter_more=1e15, device_avail_file=None)
     manager = ClientManager("random", args)
     trace = Trace.of(population)
