@@ -11,7 +11,10 @@ from fedsuv_plugin.errors import UserError
 
 
 def replace_file(path: str | Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write beside the file, then rename: whenever the process or the machine dies, what was there before is there."""
+    """Write the file anew by `fill`, or leave the old one untouched.
+
+    The new content is written to a file beside it, which is then renamed. Should the process or
+    the machine die on the way, what was there before is still there."""
     target = Path(path).expanduser()
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

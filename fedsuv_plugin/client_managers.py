@@ -1,70 +1,53 @@
-"""One FedScale client manager per selector: what the entry points in `setup.cfg` name."""
+"""One FedScale client manager per selector: the classes that the entry points in `setup.cfg` name.
+
+`engine/client_manager.py` holds the adapter that turns FedScale's calls into calls of a selector.
+This module only says which selectors there are: each of its classes is that adapter with one
+selector filled in.
+
+>>> from fedsuv_plugin.client_managers import OortClientManager
+>>> OortClientManager.selector_class.name
+'oort'
+
+A class is made, and its selector imported, when somebody first asks for it. Loading one entry
+point therefore imports one selector, and a job does not wait for the libraries of the others.
+"""
 
 from __future__ import annotations
 
+import importlib
+
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
-from fedsuv_plugin.selectors.baselines.divfl import Divfl
-from fedsuv_plugin.selectors.baselines.oort import Oort
-from fedsuv_plugin.selectors.baselines.oracle import Oracle
-from fedsuv_plugin.selectors.baselines.pow_d import PowD
-from fedsuv_plugin.selectors.baselines.random import Random
-from fedsuv_plugin.selectors.baselines.round_robin import RoundRobin
-from fedsuv_plugin.selectors.baselines.ucb import UCB
-from fedsuv_plugin.selectors.bp_ucb import BPUCB
-from fedsuv_plugin.selectors.fedsuv import FedSUV
-from fedsuv_plugin.selectors.filfl import Filfl
-from fedsuv_plugin.selectors.gpfl import Gpfl
-from fedsuv_plugin.selectors.pczfl import PCZFL
-from fedsuv_plugin.selectors.quick_init_ucb import QuickInitUCB
+
+# Client manager -> module and class of its selector, under fedsuv_plugin.selectors.
+SELECTORS = {
+    "BPUCBClientManager": "bp_ucb:BPUCB",
+    "DivflClientManager": "baselines.divfl:Divfl",
+    "FedSUVClientManager": "fedsuv:FedSUV",
+    "FilflClientManager": "filfl:Filfl",
+    "GpflClientManager": "gpfl:Gpfl",
+    "OortClientManager": "baselines.oort:Oort",
+    "OracleClientManager": "baselines.oracle:Oracle",
+    "PCZFLClientManager": "pczfl:PCZFL",
+    "PowDClientManager": "baselines.pow_d:PowD",
+    "QuickInitUCBClientManager": "quick_init_ucb:QuickInitUCB",
+    "RandomClientManager": "baselines.random:Random",
+    "RoundRobinClientManager": "baselines.round_robin:RoundRobin",
+    "UCBClientManager": "baselines.ucb:UCB",
+}
 
 
-class BPUCBClientManager(SelectorClientManager):
-    selector_class = BPUCB
+def __getattr__(name: str) -> type[SelectorClientManager]:
+    """The client manager of that name; Python asks here for what the module does not hold yet."""
+    if name not in SELECTORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, selector = SELECTORS[name].split(":")
+    found = getattr(importlib.import_module(f"fedsuv_plugin.selectors.{module}"), selector)
+    # A class statement would give the same: Python then takes the class for one of this module.
+    body = {"__module__": __name__, "__qualname__": name, "selector_class": found}
+    manager = type(name, (SelectorClientManager,), body)
+    globals()[name] = manager  # asked for again, it is found here
+    return manager
 
 
-class DivflClientManager(SelectorClientManager):
-    selector_class = Divfl
-
-
-class FedSUVClientManager(SelectorClientManager):
-    selector_class = FedSUV
-
-
-class FilflClientManager(SelectorClientManager):
-    selector_class = Filfl
-
-
-class GpflClientManager(SelectorClientManager):
-    selector_class = Gpfl
-
-
-class OortClientManager(SelectorClientManager):
-    selector_class = Oort
-
-
-class OracleClientManager(SelectorClientManager):
-    selector_class = Oracle
-
-
-class PCZFLClientManager(SelectorClientManager):
-    selector_class = PCZFL
-
-
-class PowDClientManager(SelectorClientManager):
-    selector_class = PowD
-
-
-class QuickInitUCBClientManager(SelectorClientManager):
-    selector_class = QuickInitUCB
-
-
-class RandomClientManager(SelectorClientManager):
-    selector_class = Random
-
-
-class RoundRobinClientManager(SelectorClientManager):
-    selector_class = RoundRobin
-
-
-class UCBClientManager(SelectorClientManager):
-    selector_class = UCB
+def __dir__() -> list[str]:
+    return sorted({*globals(), *SELECTORS})

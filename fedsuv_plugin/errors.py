@@ -4,9 +4,18 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Wrong input: the command line shows the message as one line and exits with code 2, without a traceback."""
+    """Wrong input from the user.
+
+    The command line shows the message as one line and exits with code 2, without a traceback."""
 
 
 def require(ok: bool, key: str, expected: str, got: object) -> None:
+    """Raise a UserError about `key` unless `ok`.
+
+    >>> require(False, "rounds", "an integer >= 1", 0)
+    Traceback (most recent call last):
+        ...
+    fedsuv_plugin.errors.UserError: rounds: expected an integer >= 1, got 0
+    """
     if not ok:
         raise UserError(f"{key}: expected {expected}, got {got!r}")

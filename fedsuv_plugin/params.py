@@ -1,10 +1,7 @@
 """Parameters declared once: a frozen dataclass gives the defaults, the checks and the help text.
 
-    @dataclass(frozen=True, kw_only=True)
-    class MyParams(Params):
-        rho: float = param(0.4, "share of clients that may be eliminated", low=0, high=1)
-
-The job keys (`config.JobConfig`) and every selector's parameters are declared this way.
+The job keys (`config.JobConfig`) and every selector's parameters are declared this way: see
+`Params` for an example.
 """
 
 from __future__ import annotations
@@ -32,7 +29,16 @@ def param(
     choices: Iterable[object] | None = None,
     scales_with: str | None = None,
 ) -> Any:
-    """A parameter with its default, what it means, and the values it may take (low <= value <= high, value > above)."""
+    """A field of `Params`: its default, what it means (`help`), and the values it may take.
+
+    A number lies within low <= value <= high and value > above, as far as they are given; any
+    other value is one of `choices`. `scales_with` names the job key in proportion to which a
+    scaled-down job shrinks this parameter, for example the rounds of a warm-up with "rounds":
+
+    >>> warmup = param(20, "rounds before it selects by score", low=0, scales_with="rounds")
+    >>> warmup.metadata["scales_with"]
+    'rounds'
+    """
     return field(
         default=default,
         metadata={
@@ -51,7 +57,23 @@ P = TypeVar("P", bound="Params")
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Checks every field against its declaration; numbers may come as text, as YAML gives `1e-3`."""
+    """Parameters that are checked against their declarations when they are made.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class MyParams(Params):
+    ...     rho: float = param(0.4, "share of clients that may be eliminated", low=0, high=1)
+    >>> MyParams()
+    MyParams(rho=0.4)
+    >>> MyParams(rho=2)
+    Traceback (most recent call last):
+        ...
+    fedsuv_plugin.errors.UserError: rho: expected a number >= 0 and <= 1, got 2
+
+    A number may come as text, because YAML reads `1e-3` as text:
+
+    >>> MyParams.from_mapping({"rho": "1e-3"})
+    MyParams(rho=0.001)
+    """
 
     def __post_init__(self) -> None:
         allowed = _types(type(self))
@@ -60,66 +82,62 @@ class Params:
 
     @classmethod
     def from_mapping(cls: type[P], values: Mapping[str, Any]) -> P:
+        """The given values, and defaults for the others; an unknown name is an error."""
         refuse_unknown(values, [f.name for f in fields(cls)])
         return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoParams(Params):
-    """For what takes none."""
+    """The parameters of a selector that takes none."""
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str = "key") -> None:
+    """A UserError about the first name that is not known, and the known one most like it."""
     known = list(known)
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            raise UserError(
-                f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-            )
+            suggestion = f"; did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"unknown {what} {name!r}{suggestion}")
 
 
 def _types(cls: type[Params]) -> dict[str, tuple[type, ...]]:
     """Field name -> the types its annotation allows."""
     hints = typing.get_type_hints(cls)
-    return {
-        f.name: typing.get_args(hints[f.name])
-        if isinstance(hints[f.name], types.UnionType)
-        else (hints[f.name],)
-        for f in fields(cls)
-    }
+    allowed: dict[str, tuple[type, ...]] = {}
+    for f in fields(cls):
+        hint = hints[f.name]
+        allowed[f.name] = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return allowed
 
 
 def check(declaration: Field[Any], allowed: tuple[type, ...], value: object) -> object:
     """`value` in the declared type, or a UserError that says what was expected."""
-    meta, expected = declaration.metadata, describe(declaration, allowed)
-    got, value = value, coerce(value, allowed)
-    require(
-        value is not _NO and (value is not None or type(None) in allowed),
-        declaration.name,
-        expected,
-        got,
-    )
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        require(
-            math.isfinite(value)
-            and (meta.get("low") is None or value >= meta["low"])
-            and (meta.get("above") is None or value > meta["above"])
-            and (meta.get("high") is None or value <= meta["high"]),
-            declaration.name,
-            expected,
-            got,
+    meta = declaration.metadata
+    converted = coerce(value, allowed)
+    ok = converted is not _NO and (converted is not None or type(None) in allowed)
+    if isinstance(converted, int | float) and not isinstance(converted, bool):
+        ok = (
+            math.isfinite(converted)
+            and (meta.get("low") is None or converted >= meta["low"])
+            and (meta.get("above") is None or converted > meta["above"])
+            and (meta.get("high") is None or converted <= meta["high"])
         )
-    if meta.get("choices") is not None and value is not None:
-        require(value in meta["choices"], declaration.name, expected, got)
-    return value
+    if ok and meta.get("choices") is not None and converted is not None:
+        ok = converted in meta["choices"]
+    require(ok, declaration.name, describe(declaration, allowed), value)
+    return converted
 
 
-_NO = object()  # "this value is not of any of these types"
+_NO = object()  # what `coerce` returns for a value that is of none of the allowed types
 
 
 def coerce(value: object, allowed: tuple[type, ...]) -> object:
-    """The value as one of the allowed types, or _NO. Text is read as YAML would read it, so `1e-3` is a number."""
+    """The value as one of the allowed types, or _NO.
+
+    Text is read as the number, the truth value or the None that it spells, if one of these is
+    allowed and text is not."""
     if type(value) in allowed:
         return value
     if isinstance(value, str):
@@ -157,7 +175,8 @@ NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text
 
 def describe(declaration: Field[Any], allowed: tuple[type, ...] | None = None) -> str:
     """What a parameter may be, in words: 'a number > 0 or none'."""
-    meta, allowed = declaration.metadata, allowed or (str,)
+    meta = declaration.metadata
+    allowed = allowed or (str,)
     if meta.get("choices") is not None:
         text = "one of " + ", ".join(str(c) for c in meta["choices"])
     else:
@@ -167,25 +186,24 @@ def describe(declaration: Field[Any], allowed: tuple[type, ...] | None = None) -
             for key, sign in (("low", ">="), ("above", ">"), ("high", "<="))
             if meta.get(key) is not None
         ]
-        text += " " + " and ".join(bounds) if bounds else ""
+        if bounds:
+            text += " " + " and ".join(bounds)
     return text + (" or none" if type(None) in allowed else "")
 
 
 def parameter_rows(cls: type[Params], prefix: str = "") -> list[tuple[str, str, str, str]]:
     """(name, default, allowed values, help) of every parameter, for tables."""
-    return [
-        (
-            prefix + f.name,
-            "none" if f.default is None else str(f.default),
-            describe(f, _types(cls)[f.name]),
-            f.metadata.get("help", ""),
-        )
-        for f in fields(cls)
-    ]
+    allowed = _types(cls)
+    rows = []
+    for f in fields(cls):
+        default = "none" if f.default is None else str(f.default)
+        meaning = f.metadata.get("help", "")
+        rows.append((prefix + f.name, default, describe(f, allowed[f.name]), meaning))
+    return rows
 
 
 def parse_assignment(text: str) -> tuple[str, object]:
-    """'key=value' -> (key, value), the value read as YAML."""
+    """'key=value' -> (key, value), the value read as YAML or, if it is no YAML, kept as text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"--set {text}: expected key=value, for example --set sample_mode=oort")

@@ -1,7 +1,7 @@
 """Pickle without its danger: only numpy arrays, torch tensors and plain containers come out.
 
-FedScale sends pickles over gRPC and keeps its traces in pickles. Loading a pickle runs whatever it says, so ours are
-read by an allow-list; anything else is refused by name before it is touched.
+FedScale's traces and some data sets are pickles, and loading a pickle runs whatever code it names.
+Here only what is on an allow-list is loaded; anything else is refused, by name, before it is run.
 """
 
 from __future__ import annotations
@@ -20,32 +20,21 @@ _ALLOWED = {
     ("collections", "OrderedDict"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
-    *(
-        (f"numpy.{core}.{name}", function)
-        for core in ("core", "_core")
-        for name, function in (
-            ("multiarray", "_reconstruct"),
-            ("multiarray", "scalar"),
-            ("numeric", "_frombuffer"),
-        )
-    ),
+    # NumPy 1 writes arrays under numpy.core, NumPy 2 under numpy._core.
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
     ("torch", "device"),
     ("torch", "Size"),
     ("torch._utils", "_rebuild_tensor_v2"),
     ("torch._utils", "_rebuild_parameter"),
 }
-_TORCH_DTYPES = {
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "bool",
-}
+_TORCH_DTYPES = frozenset(
+    "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool".split()
+)
 
 
 class UnsafePickle(UserError):
@@ -53,19 +42,20 @@ class UnsafePickle(UserError):
 
 
 def _storage_from_bytes(data: bytes) -> Any:
-    """What torch's own helper does, but with torch's restricted loader."""
+    """The storage of a tensor: torch's own helper of that task, but with its restricted loader."""
     import torch
 
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
 def _bytes_from_text(text: str, encoding: str) -> bytes:
-    """Protocol 2 writes bytes as a call of encode; no codec but this one is needed."""
+    """Bytes, which protocol 2 writes as a call of `encode`; it uses no codec but latin1."""
     if encoding != "latin1":
         raise UnsafePickle(f"refused the codec {encoding!r}")
     return text.encode("latin1")
 
 
+# Functions that pickles call but that would be unsafe as they are.
 _REPLACED = {
     ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
     ("_codecs", "encode"): _bytes_from_text,
@@ -73,6 +63,8 @@ _REPLACED = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """The standard unpickler, except that the names it may look up are those above."""
+
     def find_class(self, module: str, name: str) -> Any:
         if module == "__builtin__":  # what protocol 2 calls builtins
             module = "builtins"
@@ -81,7 +73,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):
             return super().find_class(module, name)
         raise UnsafePickle(
-            f"refused {module}.{name}: only numpy arrays, torch tensors and plain containers are loaded"
+            f"refused {module}.{name}: "
+            f"only numpy arrays, torch tensors and plain containers are loaded"
         )
 
     def persistent_load(self, pid: Any) -> Any:
@@ -97,7 +90,9 @@ def loads(data: bytes) -> Any:
 
 
 def load(file: BinaryIO, encoding: str = "ASCII") -> Any:
-    """`encoding` is that of the texts in pickles of Python 2; numpy arrays in them need latin1."""
+    """The value pickled in a file.
+
+    `encoding` is that of the texts in pickles of Python 2; numpy arrays in those need latin1."""
     try:
         return _Unpickler(file, encoding=encoding).load()
     except UnsafePickle:

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Seconds per selection and peak memory, at 3,500 to 1,000,000 clients, beside FedScale's bundled Oort in the same run.
+"""Seconds per selection and peak memory, beside FedScale's bundled Oort in the same run.
 
-    python scripts/bench_selection.py [--clients 3500 100000 1000000] [--rounds 200] [--timed 11] [--play] [--threads 1]
+    python scripts/bench_selection.py [--clients 3500 100000 1000000] [--rounds 200] [--timed 11]
+                                      [--play] [--threads 1]
 
-All selectors get the same clients and `--rounds` rounds of feedback from 20 random clients each; then `--timed` rounds
-of selection and feedback are played, of which the first warms up and the others are timed. What `update` takes counts
-as part of the selection. fedsuv fits its hyper-parameters every 10 rounds, so the default has exactly one fit among the
-ten timed, and the slowest is that one. With `--play` the rounds before are selected as well: the slowest is then the
-slowest of the job, for fedsuv one with an exact Gaussian process of nearly 1,024 points and new hyper-parameters.
+All selectors get the same clients and `--rounds` rounds of feedback from 20 random clients each.
+Then `--timed` rounds of selection and feedback are played, of which the first warms up and the
+others are timed. The time of `update` counts as part of the selection. fedsuv fits its
+hyper-parameters every 10 rounds, so the default has exactly one fit among the ten timed rounds,
+and that is the slowest. With `--play` the rounds before are selected as well, so that the slowest
+is the slowest of the whole job. For fedsuv that is a round with new hyper-parameters and an exact
+Gaussian process of nearly 1,024 points.
 
-Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is reported. The bundled
-Oort runs with the builtins that `from numpy import *` shadows put back, without which it fails on NumPy 2.
+Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is
+reported. The bundled Oort fails on NumPy 2, because `from numpy import *` shadows builtins; here
+they are put back.
 """
 
 from __future__ import annotations
@@ -42,26 +46,25 @@ NAMES = ("fedsuv", "oort", "random", BUNDLED)
 
 
 class World:
-    """Clients with six features, of which speed decides on being in time and two decide on utility."""
+    """Clients with random features, on which their speed and their utility depend."""
 
     def __init__(self, n: int):
         rng = np.random.default_rng(1)
         samples = rng.integers(20, 500, n)
-        features = np.column_stack(
-            [
-                rng.lognormal(3, 1, n),
-                rng.integers(2, 17, n),
-                rng.choice([2.0, 4, 8, 16], n),
-                rng.lognormal(4, 2, n),
-                rng.integers(0, 3, n),
-            ]
-        )
+        columns = {
+            "cpu_gflops": rng.lognormal(3, 1, n),
+            "cores": rng.integers(2, 17, n),
+            "memory_gb": rng.choice([2.0, 4, 8, 16], n),
+            "gpu_gflops": rng.lognormal(4, 2, n),
+            "gpus": rng.integers(0, 3, n),
+        }
+        features = np.column_stack(list(columns.values()))
         self.clients = ClientTable(
             ids=np.arange(1, n + 1),
             samples=samples,
             round_samples=np.minimum(samples, 200),
             features=features,
-            feature_names=("cpu_gflops", "cores", "memory_gb", "gpu_gflops", "gpus"),
+            feature_names=tuple(columns),
             expected_duration=200 / features[:, 0],
             energy=np.zeros(n),
             position=np.zeros((n, 2)),
@@ -94,7 +97,7 @@ class World:
 
 
 class BundledOort:
-    """FedScale's, behind our vocabulary, fed as FedScale's aggregator does."""
+    """FedScale's Oort with the methods of our selectors, fed as FedScale's aggregator does."""
 
     def __init__(self, clients: ClientTable):
         from thirdparty.oort import oort
@@ -102,37 +105,28 @@ class BundledOort:
         for name in vars(builtins):
             if not name.startswith("__") and hasattr(oort, name):
                 setattr(oort, name, getattr(builtins, name))
-        self._oort = oort._training_selector(
-            SimpleNamespace(**asdict(OortParams()), exploration_alpha=0.3)
-        )
-        for client, size, seconds in zip(
-            clients.ids.tolist(),
-            clients.round_samples.tolist(),
-            clients.expected_duration.tolist(),
-            strict=True,
-        ):
+        params = SimpleNamespace(**asdict(OortParams()), exploration_alpha=0.3)
+        self._oort = oort._training_selector(params)
+        ids = clients.ids.tolist()
+        sizes = clients.round_samples.tolist()
+        durations = clients.expected_duration.tolist()
+        for client, size, seconds in zip(ids, sizes, durations, strict=True):
             self._oort.register_client(client, {"reward": size, "duration": 1.0})
             self._oort.update_duration(client, seconds)
-        self._online = set(clients.ids.tolist())  # FedScale has it as a set; making it is not timed
+        # FedScale has the online clients as a set at hand, so that making it is not timed.
+        self._online = set(ids)
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        return (
-            np.array(self._oort.select_participant(k, feasible_clients=self._online), np.int64) - 1
-        )
+        chosen = self._oort.select_participant(k, feasible_clients=self._online)
+        return np.array(chosen, np.int64) - 1
 
     def update(self, outcome: RoundOutcome) -> None:
-        for row, reward, seconds in zip(
-            outcome.rows.tolist(), outcome.utility.tolist(), outcome.duration.tolist(), strict=True
-        ):
-            self._oort.update_client_util(
-                row + 1,
-                {
-                    "reward": reward,
-                    "duration": seconds,
-                    "status": True,
-                    "time_stamp": outcome.round,
-                },
-            )
+        clients = (outcome.rows + 1).tolist()
+        rewards = outcome.utility.tolist()
+        durations = outcome.duration.tolist()
+        for client, reward, seconds in zip(clients, rewards, durations, strict=True):
+            feedback = {"reward": reward, "duration": seconds, "status": True}
+            self._oort.update_client_util(client, {**feedback, "time_stamp": outcome.round})
 
 
 def make(name: str, clients: ClientTable) -> Any:
@@ -143,10 +137,8 @@ def make(name: str, clients: ClientTable) -> Any:
         return Random(NoParams(), clients, rng)
     if name == "oort":
         return Oort(OortParams(), clients, rng)
-    from fedsuv_plugin.selectors.fedsuv import (
-        FedSUV,
-        FedSUVParams,
-    )  # here: gpytorch is not the others' memory
+    # Imported here, because the memory its libraries take is not to count for the others.
+    from fedsuv_plugin.selectors.fedsuv import FedSUV, FedSUVParams
 
     return FedSUV(FedSUVParams(), clients, rng)
 
@@ -166,11 +158,11 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
     for t in range(1 if play else rounds + 1, rounds + timed + 1):
         begin = time.perf_counter()
         rows = selector.select(world.view(t), COHORT)
-        middle = time.perf_counter()
+        selecting = time.perf_counter() - begin
         outcome = world.outcome(t, rows)
-        again = time.perf_counter()
+        begin = time.perf_counter()
         selector.update(outcome)
-        seconds.append(time.perf_counter() - again + middle - begin)
+        seconds.append(selecting + time.perf_counter() - begin)
     return {
         "seconds": seconds[-(timed - 1) :],
         "slowest": max(seconds[0 if play else 1 :]),
@@ -226,30 +218,34 @@ def main() -> None:
     parser.add_argument("--case", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        print(
-            json.dumps(
-                case(args.case, args.clients[0], args.rounds, args.timed, args.play, args.threads)
-            )
-        )
+        n = args.clients[0]
+        result = case(args.case, n, args.rounds, args.timed, args.play, args.threads)
+        print(json.dumps(result))
         return
     print(
-        f"{args.rounds} rounds of feedback, {COHORT} clients each; seconds per selection; {args.threads} thread(s)"
+        f"{args.rounds} rounds of feedback, {COHORT} clients each; "
+        f"seconds per selection; {args.threads} thread(s)"
     )
     print(
-        f"{'clients':>10}  {'selector':13} {'median':>9} {'mean':>9} {'slowest':>9} {'peak MB':>8}   bundled / mean"
+        f"{'clients':>10}  {'selector':13} {'median':>9} {'mean':>9} {'slowest':>9} "
+        f"{'peak MB':>8}   bundled / mean"
     )
     for n in args.clients:
         results = {name: in_a_process(name, n, args) for name in args.selectors}
         bundled = results.get(BUNDLED)
-        for name, result in results.items():
-            if result is not None:
-                average = mean(result["seconds"])
-                ratio = f"{mean(bundled['seconds']) / average:8.1f} x" if bundled else ""
-                print(
-                    f"{n:>10,}  {name:13} {median(result['seconds']):9.4f} {average:9.4f} {result['slowest']:9.4f} "
-                    f"{result['peak_mb']:8.0f}   {ratio}",
-                    flush=True,
-                )
+        for name, found in results.items():
+            if found is not None:
+                print(f"{n:>10,}  {name:13} {line(found, bundled)}", flush=True)
+
+
+def line(result: dict[str, Any], bundled: dict[str, Any] | None) -> str:
+    """The numbers of one case, and how many times as long the bundled Oort takes."""
+    average = mean(result["seconds"])
+    ratio = f"{mean(bundled['seconds']) / average:8.1f} x" if bundled else ""
+    return (
+        f"{median(result['seconds']):9.4f} {average:9.4f} {result['slowest']:9.4f} "
+        f"{result['peak_mb']:8.0f}   {ratio}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How long a large population takes to load, to look up and to time, beside FedScale's own code on the same population.
+"""How long it takes to load, look up and time a large population, beside FedScale's own code.
 
-    python scripts/bench_traces.py                    1,000,000 clients: two minutes and 5 GB, mostly FedScale
+    python scripts/bench_traces.py        1,000,000 clients: two minutes and 5 GB, mostly FedScale
     python scripts/bench_traces.py --clients 100000
 
-FedScale's `ClientMetadata.is_active` moves at most one interval per call, so that on a fresh manager its answer at time
-t is right for the clients whose second interval is not over at t. Answers are compared for those; of the others only
-that whomever FedScale calls online we do, too.
+FedScale's `ClientMetadata.is_active` moves at most one interval per call. On a fresh manager its
+answer at time t is therefore right only for the clients whose second interval is not over at t.
+The answers are compared for those. Of the others it is checked that we, too, call online whomever
+FedScale calls online.
 """
 
 from __future__ import annotations
@@ -33,12 +34,7 @@ from fedsuv_plugin.traces.population import Population, load_population
 from fedsuv_plugin.traces.tables import Trace
 
 T = TypeVar("T")
-TIMES = (
-    20_000.0,
-    150_000.0,
-    400_000.0,
-    1_000_000.0,
-)  # within the week the trace lasts, and past it
+TIMES = (20_000.0, 150_000.0, 400_000.0, 1_000_000.0)  # within the week of the trace, and past it
 RESNET18 = 349_200.0  # kbit, FedScale's unit
 
 
@@ -57,9 +53,8 @@ def main() -> None:
         population = report("load, both tables", lambda: load_population(n, path, path))
     availability = population.availability
     assert availability is not None
-    print(
-        f"{'size of the arrays':44}{size(population) / 1e6:10.1f} MB; process at most {memory():.0f} MB"
-    )
+    megabytes = size(population) / 1e6
+    print(f"{'size of the arrays':44}{megabytes:10.1f} MB; process at most {memory():.0f} MB")
     bench(population, availability)
 
 
@@ -77,7 +72,8 @@ def bench(population: Population, availability: Availability) -> None:
         "look-up of a tenth, each at its own time",
         lambda: availability.online(np.linspace(0.0, 1e6, len(subset)), subset),
     )
-    work, rows = Work(32, 20, RESNET18, RESNET18), np.arange(n)
+    work = Work(32, 20, RESNET18, RESNET18)
+    rows = np.arange(n)
     ours = report("durations", lambda: sum(durations(population, work, rows), np.zeros(n)))
 
     manager = report("FedScale: register clients", lambda: fedscale_manager(population))
@@ -85,21 +81,19 @@ def bench(population: Population, availability: Availability) -> None:
     theirs = report("FedScale: getFeasibleClients", lambda: manager.getFeasibleClients(TIMES[0]))
     compare(availability, TIMES[0], np.array(theirs) - 1)
     slow = report("FedScale: get_completion_time of all", lambda: fedscale_durations(manager, n))
-    np.testing.assert_allclose(
-        slow, ours, rtol=1e-9
-    )  # as much goes up as down, so one bandwidth can stand for both
-    print(
-        f"\nlook-up   {SECONDS['FedScale: getFeasibleClients'] / SECONDS['look-up, mean of 40']:8.0f} times as fast"
-    )
-    print(
-        f"durations {SECONDS['FedScale: get_completion_time of all'] / SECONDS['durations']:8.0f} times as fast"
-    )
+    # FedScale's one bandwidth gives the same times, because as much goes up as down.
+    np.testing.assert_allclose(slow, ours, rtol=1e-9)
+    look_up = SECONDS["FedScale: getFeasibleClients"] / SECONDS["look-up, mean of 40"]
+    timing = SECONDS["FedScale: get_completion_time of all"] / SECONDS["durations"]
+    print(f"\nlook-up   {look_up:8.0f} times as fast")
+    print(f"durations {timing:8.0f} times as fast")
 
 
-SECONDS: dict[str, float] = {}
+SECONDS: dict[str, float] = {}  # what was reported -> how long it took
 
 
 def report(what: str, do: Callable[[], T], runs: int = 1) -> T:
+    """What `do` returns; prints how long it took, divided by the runs it does."""
     start = time.perf_counter()
     result = do()
     SECONDS[what] = (time.perf_counter() - start) / runs
@@ -108,12 +102,12 @@ def report(what: str, do: Callable[[], T], runs: int = 1) -> T:
 
 
 def memory() -> float:
-    """Largest resident size so far, MB."""
+    """Largest resident size of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def size(population: Population) -> int:
-    """Bytes of all arrays."""
+    """Bytes of all arrays of the population."""
     arrays = [*population.columns.values(), population.position, population.model]
     times = population.availability
     if times is not None:
@@ -122,10 +116,9 @@ def size(population: Population) -> int:
 
 
 def fedscale_manager(population: Population) -> Any:
-    """FedScale's own manager with the same devices and users, as its aggregator would register them."""
-    manager = ClientManager(
-        "random", SimpleNamespace(filter_less=0, filter_more=1e15, device_avail_file=None)
-    )
+    """FedScale's own manager, with the same devices and users registered one by one."""
+    args = SimpleNamespace(filter_less=0, filter_more=1e15, device_avail_file=None)
+    manager = ClientManager("random", args)
     trace = Trace.of(population)
     assert trace.devices is not None and trace.device_ids is not None and trace.users is not None
     manager.user_trace = behaviour_of(trace.users)
@@ -147,19 +140,19 @@ def fedscale_durations(manager: Any, n: int) -> list[float]:
 def compare(availability: Availability, now: float, theirs: np.ndarray) -> None:
     """Stop if an answer differs where FedScale's is right."""
     n = len(availability)
-    mine, fedscale = availability.online(now), np.zeros(n, bool)
+    mine = availability.online(now)
+    fedscale = np.zeros(n, bool)
     fedscale[theirs] = True
-    second = np.minimum(
-        availability.offsets[:-1] + 1, availability.offsets[1:] - 1
-    )  # the last, where there is one
+    # The place of each client's second interval, or of its only one.
+    second = np.minimum(availability.offsets[:-1] + 1, availability.offsets[1:] - 1)
     time_now = np.mod(now, availability.periods)
     right = (time_now <= availability.ends[second]) | (availability.lengths < 2)
     right &= availability.lengths > 0
     assert np.array_equal(mine[right], fedscale[right]), "answers differ where FedScale's is right"
     assert mine[fedscale].all(), "FedScale found someone online whom we did not"
     print(
-        f"  same answer for the {right.sum():,} clients where FedScale's is right; of the other {n - right.sum():,} "
-        f"it misses {np.sum(mine & ~fedscale):,} who are online"
+        f"  same answer for the {right.sum():,} clients where FedScale's is right; "
+        f"of the other {n - right.sum():,} it misses {np.sum(mine & ~fedscale):,} who are online"
     )
 
 

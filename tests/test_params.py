@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 
@@ -67,19 +67,22 @@ def test_a_bad_value_says_what_was_expected_and_what_came(
 
 
 def test_the_declaration_is_the_help() -> None:
-    assert parameter_rows(Toy, "toy.")[2] == (
-        "toy.rate",
-        "none",
-        "a number > 0 or none",
-        "how fast",
-    )
+    row = ("toy.rate", "none", "a number > 0 or none", "how fast")
+    assert parameter_rows(Toy, "toy.")[2] == row
+
+
+def test_a_declaration_may_say_what_it_scales_with() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Scaled(Toy):
+        warmup: int = param(20, "rounds of warm-up", low=0, scales_with="rounds")
+
+    scales_with = {f.name: f.metadata["scales_with"] for f in fields(Scaled)}
+    assert scales_with == {**dict.fromkeys(f.name for f in fields(Toy)), "warmup": "rounds"}
 
 
 def test_assignments() -> None:
-    assert parse_assignment("a.b=1e-3") == (
-        "a.b",
-        "1e-3",
-    )  # text to YAML; the declared type makes it a number
+    # YAML reads 1e-3 as text; the declared type makes it a number.
+    assert parse_assignment("a.b=1e-3") == ("a.b", "1e-3")
     assert parse_assignment("a=[1") == ("a", "[1")
     with pytest.raises(UserError, match="expected key=value"):
         parse_assignment("rounds")

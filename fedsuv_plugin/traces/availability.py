@@ -7,30 +7,41 @@ from functools import cached_property
 
 import numpy as np
 
-_MOST_PERIODS = (
-    32  # with more distinct periods than this the shelves would be too short to be worth keeping
-)
+# With more distinct periods than this the shelves would be too short to be worth keeping.
+_MOST_PERIODS = 32
 
 
 @dataclass(frozen=True)
 class _Shelf:
-    """The intervals of one period that are shorter than `reach`, by the second they begin in: whoever is online at t
-    began no earlier than t - reach, so a look-up reads a slice of the shelf, and a good part of it is the answer."""
+    """Intervals shorter than `reach` of clients with the same period, sorted by start.
+
+    An interval that contains time t began no earlier than t - reach. A look-up therefore reads one
+    slice of the shelf; as no interval is much shorter than `reach`, few of those read are over."""
 
     period: float
     reach: float
-    seconds: np.ndarray  # (s,) int64, ascending
+    seconds: np.ndarray  # (s,) int64, whole second of the start, ascending
     starts: np.ndarray  # (s,) float64
     ends: np.ndarray  # (s,) float64
-    rows: np.ndarray  # (s,) int32, whose interval it is
+    rows: np.ndarray  # (s,) int32, the client whose interval it is
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Client i is online from starts[j] to ends[j], both included, for j in offsets[i] .. offsets[i + 1] - 1.
+    """The intervals in which n clients are online.
 
-    Intervals of a client are ascending and do not overlap; its trace repeats every periods[i] seconds. As in FedScale
-    nothing wraps: what lies past the period's end is never reached."""
+    Client i is online from starts[j] to ends[j], both included, for j from offsets[i] to
+    offsets[i + 1] - 1. Intervals of a client are ascending and do not overlap; its trace repeats
+    every periods[i] seconds. As in FedScale an interval does not wrap around: what lies past the
+    end of the period is never reached.
+
+    >>> one_client = Availability(
+    ...     starts=np.array([10.0]), ends=np.array([20.0]), offsets=np.array([0, 1]),
+    ...     periods=np.array([100.0]),
+    ... )
+    >>> [bool(one_client.online(time)[0]) for time in (5, 15, 115)]
+    [False, True, True]
+    """
 
     starts: np.ndarray  # (m,) float64 seconds
     ends: np.ndarray  # (m,) float64 seconds
@@ -46,7 +57,9 @@ class Availability:
         return np.diff(self.offsets)
 
     def online(self, time: float | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Whether each client (each of `rows`) is online at `time`, one time for all or one per client; (n,) bool."""
+        """Whether each client, or each of `rows`, is online, (n,) bool.
+
+        `time` is one time for all or one per client."""
         if rows is None and np.ndim(time) == 0 and self._shelves is not None:
             return self._online_by_shelf(float(time))
         return self._online_by_search(time, rows)
@@ -59,17 +72,18 @@ class Availability:
         return Availability(self.starts[picked], self.ends[picked], offsets, self.periods[rows])
 
     def _online_by_search(self, time: float | np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-        """A binary search that all clients walk together: as many vector steps as the longest trace needs."""
+        """A binary search in all clients' intervals at once.
+
+        It takes as many vector operations as the client with the most intervals needs steps."""
         periods = self.periods if rows is None else self.periods[rows]
         low = self.offsets[:-1] if rows is None else self.offsets[rows]
         high = self.offsets[1:] if rows is None else self.offsets[rows + 1]
         if not len(self.starts):
             return np.zeros(len(periods), bool)
         time = np.mod(time, periods)
-        first, low, high = low, low.copy(), high.copy()
-        for _ in range(
-            int(np.max(high - low, initial=0)).bit_length()
-        ):  # ends with low = number of starts <= time
+        first = low
+        # Afterwards low is the place after the last interval that began at or before the time.
+        for _ in range(int(np.max(high - low, initial=0)).bit_length()):
             middle = (low + high) >> 1
             started = (low < high) & (self.starts[np.minimum(middle, len(self.starts) - 1)] <= time)
             low = np.where(started, middle + 1, low)
@@ -78,7 +92,9 @@ class Availability:
         return (last >= first) & (time <= self.ends[np.maximum(last, 0)])
 
     def _online_by_shelf(self, time: float) -> np.ndarray:
-        """The whole population at one time: reads about twice as many intervals as there are clients online."""
+        """Whether each client is online at one time.
+
+        It reads about twice as many intervals as there are clients online."""
         online = np.zeros(len(self), bool)
         for shelf in self._shelves or ():
             now = time % shelf.period
@@ -86,42 +102,43 @@ class Availability:
                 np.searchsorted(shelf.seconds, _whole(now - shelf.reach), "left"),
                 np.searchsorted(shelf.seconds, _whole(now), "right"),
             )
-            online[shelf.rows[near][(shelf.starts[near] <= now) & (now <= shelf.ends[near])]] = True
+            on = (shelf.starts[near] <= now) & (now <= shelf.ends[near])
+            online[shelf.rows[near][on]] = True
         return online
 
     @cached_property
     def _shelves(self) -> tuple[_Shelf, ...] | None:
-        """Sorted once, at the first look-up of everybody; None where there are too many distinct periods."""
+        """The shelves, sorted once; None where there are too many distinct periods."""
         periods, period_of = np.unique(self.periods, return_inverse=True)
         if len(periods) > _MOST_PERIODS:
             return None
         rows = np.repeat(np.arange(len(self), dtype=np.int32), self.lengths)
-        # the exponent of a float: length < 2**doubling. Below 2**10 s one shelf is fine enough, and 2**63 s is past any
-        # trace, so that period and doubling fit in one code.
+        # Intervals of similar length share a shelf: length < 2**doubling, where doubling is read
+        # from the exponent bits of the float. All lengths below 2**10 s share one shelf, and no
+        # trace is as long as 2**63 s, so that period and doubling fit in one code.
         doubling = np.clip(((self.ends - self.starts).view(np.int64) >> 52) - 1022, 10, 63)
         codes = period_of.astype(np.int16)[rows] * np.int16(64) + doubling.astype(np.int16)
-        return tuple(
-            self._shelf(
-                periods[code // 64], 2.0 ** (code % 64), np.flatnonzero(codes == code), rows
-            )
-            for code in np.flatnonzero(np.bincount(codes)).tolist()
-        )
+        shelves = []
+        for code in np.flatnonzero(np.bincount(codes)).tolist():
+            picked = np.flatnonzero(codes == code)
+            shelves.append(self._shelf(periods[code // 64], 2.0 ** (code % 64), picked, rows))
+        return tuple(shelves)
 
     def _shelf(self, period: float, reach: float, picked: np.ndarray, rows: np.ndarray) -> _Shelf:
-        # sorting second and place in one integer is several times faster than argsort
+        # Sorting second and place as one integer is several times faster than argsort.
         seconds = _whole(self.starts[picked])
         order = np.sort((seconds << 32) | np.arange(len(picked))) & 0xFFFFFFFF
         picked = picked[order]
         return _Shelf(
-            float(period),
-            reach,
-            seconds[order],
-            self.starts[picked],
-            self.ends[picked],
-            rows[picked],
+            period=float(period),
+            reach=reach,
+            seconds=seconds[order],
+            starts=self.starts[picked],
+            ends=self.ends[picked],
+            rows=rows[picked],
         )
 
 
 def _whole(seconds: np.ndarray | float) -> np.ndarray:
-    """The whole second, in 31 bits; what lies outside them lands on the nearest end, which keeps the order."""
+    """The whole second, clipped to 31 bits; clipping keeps the order."""
     return np.clip(np.floor(seconds), 0, 2**31 - 1).astype(np.int64)

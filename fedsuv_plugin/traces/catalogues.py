@@ -12,9 +12,8 @@ import numpy as np
 
 from fedsuv_plugin.errors import UserError
 
-DEFAULT_FOLDER = (
-    Path(__file__).resolve().parents[2] / "device_traces"
-)  # beside the package, in the repository
+# Beside the package, in the repository.
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "device_traces"
 _CLUSTER = re.compile(r"(\d+)x(\w+)@(\d+(?:\.\d+)?)")  # 4xA76@2.84: four A76 cores at 2.84 GHz
 
 
@@ -35,7 +34,9 @@ class Phones:
 
 @dataclass(frozen=True)
 class Networks:
-    probability: np.ndarray  # (w,) and so on
+    """One entry per kind of network, (w,) each."""
+
+    probability: np.ndarray
     kbps_down: np.ndarray  # median
     spread: np.ndarray  # log-normal sigma
     up_share: np.ndarray  # median of up / down
@@ -45,12 +46,12 @@ class Networks:
 
 @dataclass(frozen=True)
 class Sessions:
-    """How users charge: kinds of session (k,), when charging starts, where users live, and single numbers."""
+    """How users charge: k kinds of session, the hour at which charging starts, z time zones."""
 
-    probability: np.ndarray
-    seconds: np.ndarray  # median
-    spread: np.ndarray  # log-normal sigma within a user
-    own_spread: np.ndarray  # log-normal sigma between users
+    probability: np.ndarray  # (k,) of each kind
+    seconds: np.ndarray  # (k,) median
+    spread: np.ndarray  # (k,) log-normal sigma within a user
+    own_spread: np.ndarray  # (k,) log-normal sigma between users
     hour_probability: np.ndarray  # (24,) of local time
     zone_hours: np.ndarray  # (z,) local time minus the trace's clock
     zone_probability: np.ndarray  # (z,)
@@ -58,6 +59,8 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Catalogues:
+    """All that a population is sampled from; `parameters` are single numbers by name."""
+
     phones: Phones
     networks: Networks
     sessions: Sessions
@@ -76,7 +79,7 @@ def load_catalogues(folder: str | Path | None = None) -> Catalogues:
 
 
 class _Table:
-    """A CSV file of which every cell can be asked for, with errors that name file, line and column."""
+    """A CSV file with the expected columns; errors name file, line and column."""
 
     def __init__(self, path: Path, columns: tuple[str, ...]):
         self.path = path
@@ -96,9 +99,9 @@ class _Table:
         return [row[column] or "" for row in self.rows]
 
     def numbers(self, column: str, low: float = -math.inf) -> np.ndarray:
-        return np.array(
-            [self.number(line, column, text, low) for line, text in enumerate(self.text(column))]
-        )
+        """A column of finite numbers that are at least `low`."""
+        texts = self.text(column)
+        return np.array([self.number(line, column, text, low) for line, text in enumerate(texts)])
 
     def number(self, line: int, column: str, text: str, low: float = -math.inf) -> float:
         try:
@@ -111,6 +114,7 @@ class _Table:
         return value
 
     def probability(self, column: str = "weight") -> np.ndarray:
+        """A column of weights, divided by their sum."""
         weights = self.numbers(column, low=0.0)
         if not weights.sum() > 0:
             raise UserError(f"{self.path}: {column}: expected a weight > 0 in some row")
@@ -123,45 +127,30 @@ class _Table:
 
 
 def _phones(folder: Path) -> Phones:
-    table = _Table(
-        folder / "phones.csv",
-        (
-            "soc",
-            "phone",
-            "year",
-            "cpu",
-            "memory_gb",
-            "gpu",
-            "gpu_gflops",
-            "gpus",
-            "ms_per_sample",
-            "compute_w",
-            "weight",
-        ),
-    )
+    columns = "soc phone year cpu memory_gb gpu gpu_gflops gpus ms_per_sample compute_w weight"
+    table = _Table(folder / "phones.csv", tuple(columns.split()))
     clusters = _clusters(table, folder)
+    names = zip(table.text("phone"), table.text("soc"), strict=True)
+    gflops = [sum(count * flops * ghz for count, flops, ghz in phone) for phone in clusters]
+    cores = [sum(count for count, _, _ in phone) for phone in clusters]
     return Phones(
-        tuple(
-            f"{phone} ({soc})"
-            for phone, soc in zip(table.text("phone"), table.text("soc"), strict=True)
-        ),
-        table.probability(),
-        table.numbers("ms_per_sample", 1e-9),
-        np.array([sum(count * flops * ghz for count, flops, ghz in phone) for phone in clusters]),
-        np.array([sum(count for count, _, _ in phone) for phone in clusters], float),
-        _memory(table),
-        table.numbers("gpu_gflops", 0.0),
-        table.numbers("gpus", 0.0),
-        table.numbers("compute_w", 0.0),
+        names=tuple(f"{phone} ({soc})" for phone, soc in names),
+        probability=table.probability(),
+        ms_per_sample=table.numbers("ms_per_sample", 1e-9),
+        cpu_gflops=np.array(gflops),
+        cores=np.array(cores, float),
+        memory_gb=_memory(table),
+        gpu_gflops=table.numbers("gpu_gflops", 0.0),
+        gpus=table.numbers("gpus", 0.0),
+        compute_w=table.numbers("compute_w", 0.0),
     )
 
 
 def _clusters(phones: _Table, folder: Path) -> list[list[tuple[int, float, float]]]:
     """(cores, FLOPs per cycle of each, GHz) of every cluster of every phone."""
     cores = _Table(folder / "cores.csv", ("core", "flops_per_cycle"))
-    flops = dict(
-        zip(cores.text("core"), cores.numbers("flops_per_cycle", 1.0).tolist(), strict=True)
-    )
+    per_cycle = cores.numbers("flops_per_cycle", 1.0).tolist()
+    flops = dict(zip(cores.text("core"), per_cycle, strict=True))
     found = []
     for line, text in enumerate(phones.text("cpu")):
         matches = [_CLUSTER.fullmatch(part) for part in text.split("+")]
@@ -174,6 +163,7 @@ def _clusters(phones: _Table, folder: Path) -> list[list[tuple[int, float, float
 
 
 def _memory(phones: _Table) -> np.ndarray:
+    """The sizes of memory that each phone is sold with, (s, longest), filled up with NaN."""
     choices = [
         [phones.number(line, "memory_gb", size, 0.1) for size in text.split("/")]
         for line, text in enumerate(phones.text("memory_gb"))
@@ -188,12 +178,12 @@ def _networks(folder: Path) -> Networks:
         ("network", "weight", "kbps_down", "spread", "up_share", "up_spread", "radio_w"),
     )
     return Networks(
-        table.probability(),
-        table.numbers("kbps_down", 1e-9),
-        table.numbers("spread", 0.0),
-        table.numbers("up_share", 1e-9),
-        table.numbers("up_spread", 0.0),
-        table.numbers("radio_w", 0.0),
+        probability=table.probability(),
+        kbps_down=table.numbers("kbps_down", 1e-9),
+        spread=table.numbers("spread", 0.0),
+        up_share=table.numbers("up_share", 1e-9),
+        up_spread=table.numbers("up_spread", 0.0),
+        radio_w=table.numbers("radio_w", 0.0),
     )
 
 
@@ -204,13 +194,13 @@ def _sessions(folder: Path) -> Sessions:
     if len(hours.rows) != 24:
         raise UserError(f"{hours.path}: expected 24 rows, one an hour, got {len(hours.rows)}")
     return Sessions(
-        kinds.probability(),
-        kinds.numbers("seconds", 1.0),
-        kinds.numbers("spread", 0.0),
-        kinds.numbers("own_spread", 0.0),
-        hours.probability(),
-        zones.numbers("hours"),
-        zones.probability(),
+        probability=kinds.probability(),
+        seconds=kinds.numbers("seconds", 1.0),
+        spread=kinds.numbers("spread", 0.0),
+        own_spread=kinds.numbers("own_spread", 0.0),
+        hour_probability=hours.probability(),
+        zone_hours=zones.numbers("hours"),
+        zone_probability=zones.probability(),
     )
 
 
@@ -230,7 +220,8 @@ def _parameters(folder: Path) -> dict[str, float]:
     }
     if found.keys() != needed:
         raise UserError(
-            f"{table.path}: expected the names {', '.join(sorted(needed))}, got {', '.join(sorted(found))}"
+            f"{table.path}: expected the names {', '.join(sorted(needed))}, "
+            f"got {', '.join(sorted(found))}"
         )
     if found["sessions_per_plug"] < 1 or found["days"] < 1:
         raise UserError(f"{table.path}: expected days >= 1 and sessions_per_plug >= 1")

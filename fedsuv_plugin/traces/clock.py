@@ -1,4 +1,4 @@
-"""Virtual time: how long a client takes, who makes it into the round, and how long the round lasts."""
+"""Virtual time: how long a client takes, who is in time, and how long the round lasts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Work:
     local_steps: int
     upload_kbit: float
     download_kbit: float
-    epoch_samples: np.ndarray | None = (
-        None  # (n,) with local_epochs: what each client of the population goes through
-    )
+    # (n,) samples that each client of the population trains on; None without local_epochs, where
+    # it is batch_size * local_steps for all.
+    epoch_samples: np.ndarray | None = None
 
     def samples(self, rows: np.ndarray) -> np.ndarray:
-        """Samples that `rows` go through, repeats included."""
+        """The number of samples each of `rows` trains on; one seen twice counts twice."""
         if self.epoch_samples is None:
             return np.full(len(rows), self.batch_size * self.local_steps)
         return self.epoch_samples[rows]
@@ -35,18 +35,19 @@ class Work:
 def durations(
     population: Population, work: Work, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(computing, communicating) seconds of `rows`, by FedScale's completion-time formula."""
+    """Seconds that `rows` compute, and communicate, by FedScale's completion-time formula."""
     computing = TRAINING_FACTOR * work.samples(rows) * population.ms_per_sample[rows] / 1000.0
-    return computing, work.upload_kbit / population.kbps_up[
-        rows
-    ] + work.download_kbit / population.kbps_down[rows]
+    uploading = work.upload_kbit / population.kbps_up[rows]
+    downloading = work.download_kbit / population.kbps_down[rows]
+    return computing, uploading + downloading
 
 
 def energy(
     population: Population, rows: np.ndarray, computing: np.ndarray, communicating: np.ndarray
 ) -> np.ndarray:
-    """Joules that `rows` spend in these seconds: compute power x time + radio power x time; 0 for what the trace tells
-    no power of."""
+    """Joules that `rows` spend in these seconds: power x time, of computing and of the radio.
+
+    A power that the trace does not have counts as 0."""
     joules = np.zeros(len(rows))
     if population.compute_w is not None:
         joules += population.compute_w[rows] * computing
@@ -56,24 +57,30 @@ def energy(
 
 
 def fluctuation(seed: int, sigma: float, ids: np.ndarray, round_number: int) -> np.ndarray:
-    """The factor by which each client's time differs in this round; a function of (seed, client, round) alone."""
+    """The factor on each client's time in this round, a function of (seed, client, round) alone."""
     return np.exp(sigma * normals(seed, "duration", ids, round_number))
 
 
 @dataclass(frozen=True)
 class Settlement:
-    valid: np.ndarray  # (m,) bool, who is in the round
+    """How a round ends."""
+
+    valid: np.ndarray  # (m,) bool, who is in time
     seconds: float  # how long the round lasts
 
 
 def settle(
     times: np.ndarray, online_at_end: np.ndarray, k: int, deadline: float | None
 ) -> Settlement:
-    """Who of those asked makes it, given their times and whether each is still online when it would be done.
+    """Who of those asked is in time, given their times and whether each is online when done.
 
-    With a deadline: everyone who is done by then; the round ends with the last of them or, if anyone missed it, at
-    the deadline. Without: the k fastest, FedScale's overcommitment rule; when nobody makes it the server has waited
-    for the slowest."""
+    With a deadline, everyone who is done by then is in time; the round ends with the last of them
+    or, if anyone missed it, at the deadline. Without one the k fastest are, which is FedScale's
+    overcommitment rule; if nobody is in time the server has waited for the slowest.
+
+    >>> settle(np.array([3.0, 9.0]), np.array([True, True]), k=2, deadline=5.0)
+    Settlement(valid=array([ True, False]), seconds=5.0)
+    """
     if not len(times):
         return Settlement(np.zeros(0, bool), IDLE_SECONDS if deadline is None else deadline)
     if deadline is not None:

@@ -1,11 +1,13 @@
 """FedScale's two pickles, read into tables and written from them.
 
     client_device_capacity   {client: {'computation': ms per sample, 'communication': kbit/s}}
-    client_behave_trace      {user: {'active': [s], 'inactive': [s], 'finish_time': s, 'duration': s, 'model': text}}
+    client_behave_trace      {user: {'active': [s], 'inactive': [s], 'finish_time': s,
+                                     'duration': s, 'model': text}}
 
-FedScale gives client c (counted from 1) the profile with id c % n and the user at place c % m of the file, places
-counted from 0. Tables are laid out so that row c - 1 is client c's in both; writing undoes it, so nothing is lost.
-FedScale reads only the keys above, so that further columns travel in the profiles under their own names.
+FedScale gives client c (counted from 1) the profile with id c % n, and the user at place c % m of
+the file, where places count from 0. In the tables row c - 1 belongs to client c in both; writing
+restores the order of the file. FedScale reads only the keys above, so that the profiles can hold
+further columns under their own names.
 """
 
 from __future__ import annotations
@@ -22,15 +24,12 @@ from fedsuv_plugin.traces.tables import Trace, Users, check_devices, check_users
 
 CAPACITY = "{client: {'computation': ms per sample, 'communication': kbit/s}}"
 BEHAVIOUR = "{client: {'active': [...], 'inactive': [...], 'finish_time': s}}"
-_COMPUTED = (
-    "ms_per_sample",
-    "kbps_up",
-    "kbps_down",
-)  # columns that FedScale's own two fields stand for
+# The columns that FedScale's 'computation' and 'communication' hold.
+_COMPUTED = ("ms_per_sample", "kbps_up", "kbps_down")
 
 
 def trace_from(where: str, content: object) -> Trace:
-    """The tables of an unpickled file; which of the two it is shows in the first entry."""
+    """The tables of an unpickled file; its first entry shows which of the two files it is."""
     if not isinstance(content, dict) or not content:
         raise UserError(
             f"{where}: not a device trace: expected FedScale's {CAPACITY} or {BEHAVIOUR}, "
@@ -43,17 +42,18 @@ def trace_from(where: str, content: object) -> Trace:
     if isinstance(first, dict) and ("active" in first or "inactive" in first):
         return Trace(None, None, _users(where, content))
     raise UserError(
-        f"{where}: client {next(iter(content))!r}: not a device trace: expected FedScale's {CAPACITY} or "
-        f"{BEHAVIOUR}, got {str(first)[:60]}"
+        f"{where}: client {next(iter(content))!r}: not a device trace: "
+        f"expected FedScale's {CAPACITY} or {BEHAVIOUR}, got {str(first)[:60]}"
     )
 
 
 def _devices(where: str, content: dict[Any, Any]) -> tuple[Population, np.ndarray]:
+    """The devices and their ids, row c - 1 for client c."""
     ids = _ids(where, content)
     order = np.argsort(ids, kind="stable")
     _refuse_gaps(where, ids[order])
     if ids[order[0]] == 0:
-        order = np.roll(order, -1)  # client n is profile 0
+        order = np.roll(order, -1)  # client n has profile 0, so that one goes last
     ids = ids[order]
     ms = _numbers(where, content, "computation")[order]
     kbps = _numbers(where, content, "communication")[order]
@@ -63,9 +63,8 @@ def _devices(where: str, content: dict[Any, Any]) -> tuple[Population, np.ndarra
     columns: dict[str, Any] = {"ms_per_sample": ms, "kbps_up": kbps, "kbps_down": kbps}
     columns |= {c.name: _numbers(where, content, c.name)[order] for c in COLUMNS if c.name in known}
     if "x" in known:
-        columns["position"] = np.column_stack(
-            [_numbers(where, content, axis)[order] for axis in ("x", "y")]
-        )
+        axes = [_numbers(where, content, axis)[order] for axis in ("x", "y")]
+        columns["position"] = np.column_stack(axes)
     model, names = _texts(where, content, "model") if "model" in known else (None, ())
     devices = Population(
         **columns,
@@ -78,45 +77,46 @@ def _devices(where: str, content: dict[Any, Any]) -> tuple[Population, np.ndarra
 
 
 def _users(where: str, content: dict[Any, Any]) -> Users:
+    """The users, row c - 1 for client c."""
     ids = _ids(where, content)
-    active, inactive = _field(where, content, "active"), _field(where, content, "inactive")
+    active = _field(where, content, "active")
+    inactive = _field(where, content, "inactive")
     lengths = _lengths(where, ids, "active", active)
     others = _lengths(where, ids, "inactive", inactive)
     refuse(
         where,
         ids,
-        others != lengths,
-        "inactive",
-        "as many times as in active",
-        others,
-        "active has {}",
-        lengths,
+        bad=others != lengths,
+        field="inactive",
+        expected="as many times as in active",
+        values=others,
+        more="active has {}",
+        more_values=lengths,
     )
     owners = np.repeat(ids, lengths)
     availability = Availability(
-        _array(where, owners, "active", list(chain.from_iterable(active))),
-        _array(where, owners, "inactive", list(chain.from_iterable(inactive))),
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        _numbers(where, content, "finish_time"),
+        starts=_array(where, owners, "active", list(chain.from_iterable(active))),
+        ends=_array(where, owners, "inactive", list(chain.from_iterable(inactive))),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        periods=_numbers(where, content, "finish_time"),
     )
     known = next(iter(content.values()))
     durations = _numbers(where, content, "duration") if "duration" in known else None
     models, names = _texts(where, content, "model") if "model" in known else (None, ())
     check_users(where, Users(availability, ids), ("active", "inactive", "finish_time"))
-    order = np.roll(
-        np.arange(len(ids)), -1
-    )  # client c is the user at place c, client m the one at place 0
+    # Client c has the user at place c of the file, and client m the one at place 0.
+    order = np.roll(np.arange(len(ids)), -1)
     return Users(
-        availability.take(order),
-        ids[order],
-        None if durations is None else durations[order],
-        None if models is None else models[order],
-        names,
+        availability=availability.take(order),
+        ids=ids[order],
+        durations=None if durations is None else durations[order],
+        models=None if models is None else models[order],
+        model_names=names,
     )
 
 
 def capacity_of(devices: Population, ids: np.ndarray) -> dict[int, dict[str, Any]]:
-    """FedScale's profiles; columns it does not know travel along."""
+    """FedScale's profiles by id; columns it does not know are added under their own names."""
     columns = {"computation": devices.ms_per_sample, "communication": devices.one_way_kbps}
     if not devices.one_bandwidth:
         columns |= {"kbps_up": devices.kbps_up, "kbps_down": devices.kbps_down}
@@ -126,19 +126,13 @@ def capacity_of(devices: Population, ids: np.ndarray) -> dict[int, dict[str, Any
     lists: dict[str, list[Any]] = {name: values.tolist() for name, values in columns.items()}
     if devices.model is not None:
         lists["model"] = [devices.model_names[code] for code in devices.model.tolist()]
-    return dict(
-        sorted(
-            zip(
-                ids.tolist(),
-                (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)),
-                strict=True,
-            )
-        )
-    )
+    rows = zip(*lists.values(), strict=True)
+    profiles = [dict(zip(lists, row, strict=True)) for row in rows]
+    return dict(sorted(zip(ids.tolist(), profiles, strict=True)))
 
 
 def behaviour_of(users: Users) -> dict[int, dict[str, Any]]:
-    """FedScale's users, at the places from which FedScale deals them out to the same clients."""
+    """FedScale's users by id, in the order in which FedScale gives them to the same clients."""
     trace = users.availability
     durations = users.durations
     if durations is None:
@@ -147,7 +141,12 @@ def behaviour_of(users: Users) -> dict[int, dict[str, Any]]:
     models = ["unknown"] * len(users)
     if users.models is not None:
         models = [users.model_names[code] for code in users.models.tolist()]
-    starts, ends, bounds = _seconds(trace.starts), _seconds(trace.ends), trace.offsets.tolist()
+    starts = _seconds(trace.starts)
+    ends = _seconds(trace.ends)
+    bounds = trace.offsets.tolist()
+    each = zip(
+        bounds[:-1], bounds[1:], _seconds(durations), _seconds(trace.periods), models, strict=True
+    )
     entries = [
         {
             "duration": duration,
@@ -156,26 +155,22 @@ def behaviour_of(users: Users) -> dict[int, dict[str, Any]]:
             "active": starts[low:high],
             "model": model,
         }
-        for low, high, duration, period, model in zip(
-            bounds[:-1],
-            bounds[1:],
-            _seconds(durations),
-            _seconds(trace.periods),
-            models,
-            strict=True,
-        )
+        for low, high, duration, period, model in each
     ]
     pairs = list(zip(users.ids.tolist(), entries, strict=True))
-    return dict(pairs[-1:] + pairs[:-1])
+    return dict(pairs[-1:] + pairs[:-1])  # the last client has the user at place 0
 
 
 def _seconds(values: np.ndarray) -> list[Any]:
-    """Whole seconds as int, as FedScale has them; otherwise what they are."""
-    return (values.astype(np.int64) if (values == np.floor(values)).all() else values).tolist()
+    """The values as int, as FedScale has them, if all are whole seconds; otherwise as they are."""
+    whole = (values == np.floor(values)).all()
+    return (values.astype(np.int64) if whole else values).tolist()
 
 
 def _refuse_gaps(where: str, ids: np.ndarray) -> None:
-    """FedScale looks profiles up by number and gives the clients it does not find a default device, silently."""
+    """Refuse ids that do not count from 0 or 1 without a gap.
+
+    FedScale would silently give a default device to the clients whose number it does not find."""
     first = min(max(int(ids[0]), 0), 1)
     expected = np.arange(first, first + len(ids))
     if not np.array_equal(ids, expected):
@@ -190,8 +185,8 @@ def _ids(where: str, content: dict[Any, Any]) -> np.ndarray:
     for key in content:
         if not isinstance(key, int | np.integer) or isinstance(key, bool):
             raise UserError(
-                f"{where}: client {key!r}: expected a whole number as id, got {type(key).__name__}; "
-                f"make the keys int"
+                f"{where}: client {key!r}: expected a whole number as id, "
+                f"got {type(key).__name__}; make the keys int"
             )
     return np.fromiter(content, np.int64, len(content))
 
@@ -205,6 +200,7 @@ def _field(where: str, content: dict[Any, Any], field: str) -> list[Any]:
 
 
 def _blame(where: str, content: dict[Any, Any], field: str) -> NoReturn:
+    """A UserError that names the first client of which the field cannot be read."""
     for client, entry in content.items():
         if not isinstance(entry, dict):
             raise UserError(
@@ -238,10 +234,12 @@ def _array(where: str, clients: Any, field: str, values: list[Any]) -> np.ndarra
 
 
 def _lengths(where: str, ids: np.ndarray, field: str, values: list[Any]) -> np.ndarray:
+    """The length of each client's list, (n,)."""
     for client, value in zip(ids, values, strict=True):
         if not isinstance(value, list | tuple | np.ndarray):
             raise UserError(
-                f"{where}: client {client}: {field}: expected a list of seconds, got {str(value)[:40]!r}"
+                f"{where}: client {client}: {field}: expected a list of seconds, "
+                f"got {str(value)[:40]!r}"
             )
     return np.fromiter(map(len, values), np.int64, len(values))
 

@@ -1,6 +1,6 @@
-"""Trace files: our columnar .npz, and FedScale's pickles; told apart by what is in them, not by their names.
+"""Trace files: our .npz of columns and FedScale's pickles, told apart by their content, not name.
 
-The format is described in device_traces/README.md. No array in it is a pickled object.
+Our format is described in device_traces/README.md. No array in it is a pickled object.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ _DEVICE = (
 )
 _USER = ("user.starts", "user.ends", "user.offsets", "user.periods")
 _USER_EXTRA = ("user.id", "user.duration", "user.model", "user.model_names")
+# What np.load raises for a damaged file, or one that holds pickled objects.
+_UNREADABLE = (
+    ValueError,
+    zipfile.BadZipFile,
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+)
 
 
 def read(path: str | Path, key: str | None = None) -> Trace:
@@ -55,7 +64,7 @@ def read(path: str | Path, key: str | None = None) -> Trace:
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Our format. Nothing but a whole file ever has the name."""
+    """Write a trace in our format."""
     arrays: dict[str, Any] = {
         "format": np.array(FORMAT),
         **_device_arrays(trace),
@@ -65,6 +74,7 @@ def write(trace: Trace, path: str | Path) -> None:
 
 
 def write_capacity(trace: Trace, path: str | Path) -> None:
+    """Write the devices as FedScale's client_device_capacity."""
     if trace.devices is None or trace.device_ids is None:
         raise UserError(f"{path}: the trace holds no devices to export; leave out --capacity")
     content = capacity_of(trace.devices, trace.device_ids)
@@ -72,6 +82,7 @@ def write_capacity(trace: Trace, path: str | Path) -> None:
 
 
 def write_behaviour(trace: Trace, path: str | Path) -> None:
+    """Write the users as FedScale's client_behave_trace."""
     if trace.users is None:
         raise UserError(
             f"{path}: the trace holds no availability to export; leave out --availability"
@@ -89,10 +100,8 @@ def _device_arrays(trace: Trace) -> dict[str, np.ndarray]:
     if devices.position is not None:
         arrays["device.position"] = devices.position
     if devices.model is not None:
-        arrays |= {
-            "device.model": narrow(devices.model),
-            "device.model_names": np.array(devices.model_names),
-        }
+        arrays["device.model"] = narrow(devices.model)
+        arrays["device.model_names"] = np.array(devices.model_names)
     return arrays
 
 
@@ -111,15 +120,15 @@ def _user_arrays(trace: Trace) -> dict[str, np.ndarray]:
     if users.durations is not None:
         arrays["user.duration"] = narrow(users.durations)
     if users.models is not None:
-        arrays |= {
-            "user.model": narrow(users.models),
-            "user.model_names": np.array(users.model_names),
-        }
+        arrays["user.model"] = narrow(users.models)
+        arrays["user.model_names"] = np.array(users.model_names)
     return arrays
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """Whole numbers that fit as int32, half the size; anything else as it is. Reading makes them float64 again."""
+    """The values as int32, half the size, if all are whole numbers that fit; otherwise as they are.
+
+    Reading makes them float64 again."""
     small = values.astype(np.int32) if len(values) == 0 or np.abs(values).max() < 2**31 else values
     return small if np.array_equal(small, values) else values
 
@@ -128,14 +137,7 @@ def _read_npz(where: str, file: Path) -> Trace:
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (
-        ValueError,
-        zipfile.BadZipFile,
-        OSError,
-        EOFError,
-        KeyError,
-        NotImplementedError,
-    ) as error:
+    except _UNREADABLE as error:
         raise UserError(
             f"{where}: not a readable .npz of plain arrays ({error}); build or import it again"
         ) from None
@@ -148,15 +150,14 @@ def _read_npz(where: str, file: Path) -> Trace:
         refuse_unknown(arrays, (*_DEVICE, *_USER, *_USER_EXTRA), "array")
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    devices = (
-        _devices(where, arrays) if any(name.startswith("device.") for name in arrays) else None
-    )
-    users = _users(where, arrays) if any(name.startswith("user.") for name in arrays) else None
+    devices = ids = users = None
+    if any(name.startswith("device.") for name in arrays):
+        devices, ids = _devices(where, arrays)
+    if any(name.startswith("user.") for name in arrays):
+        users = _users(where, arrays)
     if devices is None and users is None:
         raise UserError(f"{where}: holds neither devices nor availability")
-    return Trace(
-        None if devices is None else devices[0], None if devices is None else devices[1], users
-    )
+    return Trace(devices, ids, users)
 
 
 def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, np.ndarray]:
@@ -174,7 +175,8 @@ def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, 
         position = arrays["device.position"]
         if position.shape != (n, 2) or position.dtype.kind not in "iuf":
             raise UserError(
-                f"{where}: device.position: expected numbers of shape ({n}, 2), got {_shape(position)}"
+                f"{where}: device.position: expected numbers of shape ({n}, 2), "
+                f"got {_shape(position)}"
             )
         columns["position"] = position.astype(np.float64)
     model, names = _models(where, arrays, "device.model", n)
@@ -185,21 +187,18 @@ def _devices(where: str, arrays: Mapping[str, np.ndarray]) -> tuple[Population, 
 
 def _users(where: str, arrays: Mapping[str, np.ndarray]) -> Users:
     _require(where, arrays, _USER)
-    starts, ends, periods = (
-        _vector(where, arrays, f"user.{name}") for name in ("starts", "ends", "periods")
-    )
-    n, offsets = len(periods), arrays["user.offsets"].astype(np.int64)
+    starts = _vector(where, arrays, "user.starts")
+    ends = _vector(where, arrays, "user.ends")
+    periods = _vector(where, arrays, "user.periods")
+    offsets = arrays["user.offsets"].astype(np.int64)
+    n = len(periods)
     if n == 0 or len(starts) != len(ends):
         raise UserError(
-            f"{where}: user.ends: expected at least one user and as many ends as starts, got {n} users, "
-            f"{len(starts)} starts and {len(ends)} ends"
+            f"{where}: user.ends: expected at least one user and as many ends as starts, "
+            f"got {n} users, {len(starts)} starts and {len(ends)} ends"
         )
-    if (
-        offsets.shape != (n + 1,)
-        or offsets[0] != 0
-        or offsets[-1] != len(starts)
-        or (np.diff(offsets) < 0).any()
-    ):
+    fits = offsets.shape == (n + 1,) and offsets[0] == 0 and offsets[-1] == len(starts)
+    if not fits or (np.diff(offsets) < 0).any():
         raise UserError(
             f"{where}: user.offsets: expected {n + 1} ascending numbers from 0 to {len(starts)}"
         )
@@ -222,19 +221,17 @@ def _require(
 def _vector(
     where: str, arrays: Mapping[str, np.ndarray], name: str, length: int | None = None
 ) -> np.ndarray:
-    """A column of numbers as float64, of the length that the others have."""
+    """A column of numbers as float64, of the given length."""
     values = arrays[name]
-    if (
-        values.ndim != 1
-        or values.dtype.kind not in "iuf"
-        or (length is not None and len(values) != length)
-    ):
+    is_column = values.ndim == 1 and values.dtype.kind in "iuf"
+    if not is_column or (length is not None and len(values) != length):
         expected = "a column of numbers" if length is None else f"{length} numbers, one per client"
         raise UserError(f"{where}: {name}: expected {expected}, got {_shape(values)}")
     return values.astype(np.float64, copy=False)
 
 
 def _ids_of(where: str, arrays: Mapping[str, np.ndarray], name: str, n: int) -> np.ndarray:
+    """The ids in FedScale's files, (n,); where there are none, client c has id c % n."""
     if name not in arrays:
         return np.arange(1, n + 1) % n
     ids = _vector(where, arrays, name, n).astype(np.int64)
@@ -246,6 +243,7 @@ def _ids_of(where: str, arrays: Mapping[str, np.ndarray], name: str, n: int) -> 
 def _models(
     where: str, arrays: Mapping[str, np.ndarray], name: str, n: int
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The model of each row as an index into the names, and the names."""
     if name not in arrays:
         return None, ()
     _require(where, arrays, [f"{name}_names"])

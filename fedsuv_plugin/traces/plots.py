@@ -1,4 +1,7 @@
-"""One picture of a population. matplotlib is imported here only, and this module only where a plot is asked for."""
+"""One picture of a population: latency, bandwidth, availability, deadlines.
+
+matplotlib takes a while to import, so this module is imported only where a plot is asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from fedsuv_plugin.tables import short_number
 from fedsuv_plugin.traces.deadlines import Participations
 from fedsuv_plugin.traces.population import Population
 
-BLUE, ORANGE, GREY = "#2a6f97", "#e07a3f", "#666666"
-HALF_HOURS = np.arange(0.0, 7 * 86_400.0, 1800.0)
+BLUE = "#2a6f97"
+ORANGE = "#e07a3f"
+GREY = "#666666"
+HALF_HOURS = np.arange(0.0, 7 * 86_400.0, 1800.0)  # of a week
 
 
 def plot_population(
@@ -30,16 +35,19 @@ def plot_population(
     asked: Participations | None = None,
     deadline: float | None = None,
 ) -> None:
-    """Latency, bandwidth, a week online and, with a job, the deadline curve; otherwise how long sessions last."""
+    """Save four panels as a PNG: latency, bandwidth, a week online, and one more.
+
+    With a job (`asked`) the fourth is the curve of its deadlines, otherwise the length of sessions.
+    """
     picture, axes = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     picture.suptitle(title, fontsize=13)
-    _latency(axes[0, 0], population)
-    _bandwidth(axes[0, 1], population)
-    _week(axes[1, 0], population)
+    _plot_latency(axes[0, 0], population)
+    _plot_bandwidth(axes[0, 1], population)
+    _plot_week(axes[1, 0], population)
     if asked is not None:
-        _deadlines(axes[1, 1], asked, job, deadline)
+        _plot_deadlines(axes[1, 1], asked, job, deadline)
     else:
-        _sessions(axes[1, 1], population)
+        _plot_sessions(axes[1, 1], population)
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
@@ -48,7 +56,7 @@ def plot_population(
     plt.close(picture)
 
 
-def _log_histogram(ax: Axes, values: np.ndarray, colour: str, label: str) -> None:
+def _plot_log_histogram(ax: Axes, values: np.ndarray, colour: str, label: str) -> None:
     low, high = np.percentile(values, (0.1, 99.9))
     edges = np.geomspace(low / 1.05, high * 1.05, 50).tolist()
     ax.hist(
@@ -60,39 +68,39 @@ def _log_histogram(ax: Axes, values: np.ndarray, colour: str, label: str) -> Non
         label=label,
     )
     ax.axvline(float(np.median(values)), color=colour, linewidth=1.5, linestyle="--")
-    _scales(ax)
+    _set_scales(ax)
 
 
-def _scales(ax: Axes) -> None:
-    """Plain numbers on a logarithmic axis, per cent on the other."""
+def _set_scales(ax: Axes) -> None:
+    """A logarithmic x-axis labelled with plain numbers, and a y-axis in per cent."""
     ax.set_xscale("log")
-    few_decades = ax.get_xlim()[1] / ax.get_xlim()[0] < 1000
-    ax.xaxis.set_major_locator(
-        LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,), numticks=20)
-    )
+    low, high = ax.get_xlim()
+    ticks_per_decade = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
+    ax.xaxis.set_major_locator(LogLocator(subs=ticks_per_decade, numticks=20))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _latency(ax: Axes, population: Population) -> None:
+def _plot_latency(ax: Axes, population: Population) -> None:
     values = population.ms_per_sample
-    _log_histogram(ax, values, BLUE, f"median {np.median(values):,.0f} ms")
+    _plot_log_histogram(ax, values, BLUE, f"median {np.median(values):,.0f} ms")
     ax.set(title="Latency", xlabel="ms per sample (inference)", ylabel="clients")
     ax.legend(frameon=False)
 
 
-def _bandwidth(ax: Axes, population: Population) -> None:
-    both = [("down", population.kbps_down, BLUE), ("up", population.kbps_up, ORANGE)]
-    for name, kbps, colour in both[:1] if population.one_bandwidth else both:
-        _log_histogram(
-            ax, kbps / 1000, colour, f"{name}, median {np.median(kbps) / 1000:.1f} Mbit/s"
-        )
+def _plot_bandwidth(ax: Axes, population: Population) -> None:
+    shown = [("down", population.kbps_down, BLUE)]
+    if not population.one_bandwidth:
+        shown.append(("up", population.kbps_up, ORANGE))
+    for name, kbps, colour in shown:
+        label = f"{name}, median {np.median(kbps) / 1000:.1f} Mbit/s"
+        _plot_log_histogram(ax, kbps / 1000, colour, label)
     ax.set(title="Bandwidth", xlabel="Mbit/s", ylabel="clients")
     ax.legend(frameon=False)
 
 
-def _week(ax: Axes, population: Population) -> None:
+def _plot_week(ax: Axes, population: Population) -> None:
     share = np.array([population.online(time).mean() for time in HALF_HOURS])
     ax.fill_between(HALF_HOURS / 86_400, share, color=BLUE, alpha=0.25)
     ax.plot(HALF_HOURS / 86_400, share, color=BLUE, linewidth=1.2)
@@ -106,7 +114,7 @@ def _week(ax: Axes, population: Population) -> None:
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _sessions(ax: Axes, population: Population) -> None:
+def _plot_sessions(ax: Axes, population: Population) -> None:
     ax.set(title="Sessions", xlabel="minutes online at a stretch", ylabel="sessions")
     if population.availability is None or not len(population.availability.starts):
         ax.text(
@@ -120,11 +128,11 @@ def _sessions(ax: Axes, population: Population) -> None:
         )
         return
     minutes = np.maximum(population.availability.ends - population.availability.starts, 1.0) / 60
-    _log_histogram(ax, minutes, BLUE, f"median {np.median(minutes):.1f} minutes")
+    _plot_log_histogram(ax, minutes, BLUE, f"median {np.median(minutes):.1f} minutes")
     ax.legend(frameon=False)
 
 
-def _deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None) -> None:
+def _plot_deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None) -> None:
     low, high = np.percentile(asked.seconds, (0.2, 99.5)) if len(asked.seconds) else (1.0, 10.0)
     high = max(high, 1.2 * (deadline or 0.0))
     grid = np.geomspace(min(low, deadline or low) / 1.2, high * 1.2, 400)
@@ -156,4 +164,4 @@ def _deadlines(ax: Axes, asked: Participations, job: str, deadline: float | None
         ylim=(0, 1.02),
         xlim=(grid[0], grid[-1]),
     )
-    _scales(ax)
+    _set_scales(ax)

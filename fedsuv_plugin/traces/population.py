@@ -1,4 +1,4 @@
-"""A device population: how fast each client computes and communicates, what it draws, and when it is online."""
+"""A device population: speed, bandwidth, power and availability of each client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.traces.availability import Availability
 
-UNIFORM_MS_PER_SAMPLE, UNIFORM_KBPS = (
-    10.0,
-    10_000.0,
-)  # the device of every client when the job names no trace
+# The device of every client when the job names no trace.
+UNIFORM_MS_PER_SAMPLE = 10.0
+UNIFORM_KBPS = 10_000.0
 
 
 class Column(NamedTuple):
-    """A number that every device has, and what it may be."""
+    """A number that every device has, what it means, and which values are allowed."""
 
     name: str
     meaning: str
@@ -52,7 +51,8 @@ COLUMNS = (
     Column("compute_w", "power while computing (W)", "a number >= 0", _not_negative),
     Column("radio_w", "power while sending or receiving (W)", "a number >= 0", _not_negative),
 )
-REQUIRED = ("ms_per_sample", "kbps_up", "kbps_down")
+REQUIRED = ("ms_per_sample", "kbps_up", "kbps_down")  # the columns that every trace has
+# The columns that a selector may know.
 FEATURES = (
     "ms_per_sample",
     "kbps_up",
@@ -67,7 +67,13 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Population:
-    """Row i is the device of client i + 1. A column a trace does not have is None."""
+    """The devices of n clients: row i is the device of client i + 1.
+
+    A column that the trace does not have is None.
+
+    >>> uniform(3).online(time=0.0).tolist()
+    [True, True, True]
+    """
 
     ms_per_sample: np.ndarray  # (n,) float64, inference latency
     kbps_up: np.ndarray  # (n,) float64
@@ -105,27 +111,29 @@ class Population:
 
     @property
     def one_way_kbps(self) -> np.ndarray:
-        """FedScale's single bandwidth, (n,): at it a model there and back takes as long as down and up."""
+        """The one bandwidth, (n,), at which down- and uploading a model takes as long as at both.
+
+        FedScale's files hold a single bandwidth."""
         both = 2.0 / (1.0 / self.kbps_up + 1.0 / self.kbps_down)
-        return np.where(
-            self.kbps_up == self.kbps_down, self.kbps_down, both
-        )  # exact where there is but one
+        # Where the two are the same, so is the result, without any rounding.
+        return np.where(self.kbps_up == self.kbps_down, self.kbps_down, both)
 
     @property
     def features(self) -> tuple[tuple[str, ...], np.ndarray]:
-        """Column names and the (n, d) matrix of what a selector may know of a device, as far as the trace has it.
+        """The names of d columns that a selector may know, and their values (n, d).
 
-        Where up and down are the same numbers only kbps_down is given: a column twice tells a selector nothing."""
+        They are those of FEATURES that the trace has. Where up and down are the same numbers only
+        kbps_down is given, because a column twice tells a selector nothing."""
         known = self.columns
-        names = tuple(
-            name
-            for name in FEATURES
-            if name in known and not (name == "kbps_up" and self.one_bandwidth)
-        )
+        if self.one_bandwidth:
+            del known["kbps_up"]
+        names = tuple(name for name in FEATURES if name in known)
         return names, np.column_stack([known[name] for name in names])
 
     def online(self, time: float | np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Whether each client (each of `rows`) is online at `time`, one time for all or one per client; (n,) bool."""
+        """Whether each client, or each of `rows`, is online, (n,) bool.
+
+        `time` is one time for all or one per client."""
         if self.availability is None:
             return np.ones(len(self) if rows is None else len(rows), bool)
         return self.availability.online(time, rows)
@@ -146,7 +154,7 @@ class Population:
 
 
 def uniform(n: int) -> Population:
-    """n equal devices, always online."""
+    """A population of n equal devices that are always online."""
     kbps = np.full(n, UNIFORM_KBPS)
     return Population(np.full(n, UNIFORM_MS_PER_SAMPLE), kbps, kbps, None)
 
@@ -154,16 +162,18 @@ def uniform(n: int) -> Population:
 def load_population(n: int, conf_file: str | None, avail_file: str | None) -> Population:
     """The devices of n clients, from FedScale's two files or from our own format.
 
-    Client c takes row (c - 1) of a file's table; past the last row they start over. For FedScale's files this is
-    FedScale's own mapping: profile c, and the user at place c counted from 0 (see `fedscale_files`). Availability comes
-    only from `avail_file`, also where `conf_file` holds some; the same file named twice is one consistent population.
-    A file the job does not name means uniform devices that are always online; a file it names and that is not there,
-    or that lacks what is asked of it, is an error."""
-    from fedsuv_plugin.traces.files import read  # here, because the files are made of populations
+    Client c takes row c - 1 of a file's table; past the last row they start over. For FedScale's
+    files this is FedScale's own mapping (see `fedscale_files`). Availability comes from
+    `avail_file` only, even if `conf_file` holds some; one file may be named as both.
+
+    Without `conf_file` the devices are uniform, and without `avail_file` they are always online.
+    A file that is named but does not exist, or lacks what is expected of it, is an error."""
+    from fedsuv_plugin.traces.files import read  # here: that module imports this one
 
     population = uniform(n)
-    found = None if conf_file is None else read(conf_file, "device_conf_file")
-    if found is not None:
+    found = None
+    if conf_file is not None:
+        found = read(conf_file, "device_conf_file")
         devices = found.devices
         if devices is None:
             raise UserError(
@@ -181,10 +191,7 @@ def load_population(n: int, conf_file: str | None, avail_file: str | None) -> Po
                 f"name this file in device_conf_file"
             )
         availability = users.availability
-        population = replace(
-            population,
-            availability=availability
-            if len(users) == n
-            else availability.take(np.arange(n) % len(users)),
-        )
+        if len(users) != n:
+            availability = availability.take(np.arange(n) % len(users))
+        population = replace(population, availability=availability)
     return population

@@ -1,4 +1,4 @@
-"""A population in numbers: quantiles, who is online at which hour, and the same beside real samples."""
+"""A population in numbers: quantiles and hours online, by themselves or beside real samples."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from fedsuv_plugin.traces.files import read
 from fedsuv_plugin.traces.population import COLUMNS, Population
 
 QUANTILES = (5, 25, 50, 75, 95)
-HOUR, DAY = 3600.0, 86_400.0
-Distribution = tuple[str, np.ndarray]  # what it is, and the values
+HOUR = 3600.0
+DAY = 86_400.0
+Distribution = tuple[str, np.ndarray]  # what was measured, and the values
 
 
 def measures(population: Population) -> list[Distribution]:
-    """The columns that a population has."""
+    """The values of each column that the population has."""
     known = population.columns
     return [(column.meaning, known[column.name]) for column in COLUMNS if column.name in known]
 
@@ -39,9 +40,10 @@ def habits(availability: Availability) -> list[Distribution]:
 
 
 def online_by_hour(availability: Availability) -> np.ndarray:
-    """Share of clients online in each hour of the trace's day, (24,); exact, by overlap of intervals with hours.
+    """Share of clients online in each hour of the trace's day, (24,).
 
-    NaN for an hour that no client's trace lasts long enough to have."""
+    It is exact: the overlap of every interval with every hour is added up. It is NaN for an hour
+    that no client's trace lasts long enough to reach."""
     owners = np.repeat(np.arange(len(availability)), availability.lengths)
     shares = []
     for hour in range(24):
@@ -59,6 +61,7 @@ def _within(hour: int, time: np.ndarray) -> np.ndarray:
 
 
 def quantile_table(named: Sequence[Distribution]) -> str:
+    """A table with a line of quantiles for each distribution."""
     rows = [
         [what, *(short_number(q) for q in np.percentile(values, QUANTILES))]
         for what, values in named
@@ -71,14 +74,17 @@ def quantile_table(named: Sequence[Distribution]) -> str:
 
 
 def comparison(population: Population, folder: str | Path) -> str:
-    """Markdown tables of the population beside the real samples in `folder` (README.md says which files)."""
+    """Markdown tables of the population beside the real samples in `folder`.
+
+    device_traces/README.md lists the files that belong there."""
     real = Path(folder).expanduser()
     trace = read(real / "client_behave_trace").users
     if trace is None or population.availability is None:
         raise UserError(
             f"{real}: expected a population with availability and real users to compare it with"
         )
-    phones, tests = real_latencies(real), real_tests(real)
+    phones = real_latencies(real)
+    tests = real_tests(real)
     rows = [
         _line("ms per sample", f"{len(phones)} phones", phones),
         _line("", "generated", population.ms_per_sample),
@@ -88,53 +94,52 @@ def comparison(population: Population, folder: str | Path) -> str:
         _line("kbit/s up", "19 FLASH devices", real_speeds(real, "up_u")),
         _line("", "generated", population.kbps_up),
     ]
-    for (what, values), (_, ours) in zip(
-        habits(trace.availability), habits(population.availability), strict=True
-    ):
-        rows += [_line(what, f"{len(trace)} users", values), _line("", "generated", ours)]
-    hours = [
-        ("real", online_by_hour(trace.availability)),
-        ("generated", online_by_hour(population.availability)),
-    ]
-    return (
-        markdown(["what", "sample", *(f"{q} %" for q in QUANTILES)], rows)
-        + "\n\n"
-        + markdown(
-            ["% online in hour", *map(str, range(24))],
-            [[name, *(f"{100 * share:.1f}" for share in shares)] for name, shares in hours],
-        )
+    both = zip(habits(trace.availability), habits(population.availability), strict=True)
+    for (what, theirs), (_, ours) in both:
+        rows.append(_line(what, f"{len(trace)} users", theirs))
+        rows.append(_line("", "generated", ours))
+    quantiles = markdown(["what", "sample", *(f"{q} %" for q in QUANTILES)], rows)
+    hours = markdown(
+        ["% online in hour", *map(str, range(24))],
+        [
+            _hours("real", trace.availability),
+            _hours("generated", population.availability),
+        ],
     )
+    return f"{quantiles}\n\n{hours}"
 
 
 def _line(what: str, sample: str, values: np.ndarray) -> list[str]:
     return [what, sample, *(short_number(q) for q in np.percentile(values, QUANTILES))]
 
 
+def _hours(sample: str, availability: Availability) -> list[str]:
+    return [sample, *(f"{100 * share:.1f}" for share in online_by_hour(availability))]
+
+
 def real_latencies(folder: Path) -> np.ndarray:
-    """ms of one ResNet inference on real phones; rows of 0 are missing measurements."""
-    values = np.array(
-        [row["ResNet Latency"] for row in _json(folder / "flhetbench_training_latency.json")], float
-    )
+    """Milliseconds of one ResNet inference on real phones; a 0 is a missing measurement."""
+    rows = _json(folder / "flhetbench_training_latency.json")
+    values = np.array([row["ResNet Latency"] for row in rows], float)
     return values[values > 0]
 
 
 def real_speeds(folder: Path, field: str) -> np.ndarray:
     """Mean speed of each FLASH device, taken as kbit/s."""
-    return np.array(
-        [device[field] for device in _json(folder / "flash_speed_distri.json").values()], float
-    )
+    devices = _json(folder / "flash_speed_distri.json").values()
+    return np.array([device[field] for device in devices], float)
 
 
 def real_tests(folder: Path) -> np.ndarray:
     """Mean of each MobiPerf TCP test, taken as kbit/s."""
-    return np.array(
-        [np.mean(test["tcp_speed_results"]) for test in _json(folder / "mobiperf_tcp_sample.json")]
-    )
+    tests = _json(folder / "mobiperf_tcp_sample.json")
+    return np.array([np.mean(test["tcp_speed_results"]) for test in tests])
 
 
 def _json(path: Path) -> Any:
     if not path.is_file():
         raise UserError(
-            f"no such file: {path}; expected the folder of real samples that device_traces/README.md lists"
+            f"no such file: {path}; "
+            f"expected the folder of real samples that device_traces/README.md lists"
         )
     return json.loads(path.read_text(encoding="utf-8"))

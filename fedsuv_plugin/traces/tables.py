@@ -1,4 +1,4 @@
-"""What a trace file holds, and the checks that stand between a bad file and a job."""
+"""What a trace file holds, and the checks that refuse a bad file before a job uses it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from fedsuv_plugin.traces.population import COLUMNS, Population, uniform
 
 @dataclass(frozen=True)
 class Users:
-    """When m users are online, with what FedScale's file says of them besides; row i is the user of client i + 1."""
+    """When m users are online, and what else FedScale's file says of them.
+
+    Row i is the user of client i + 1."""
 
     availability: Availability
-    ids: np.ndarray  # (m,) int64
-    durations: np.ndarray | None = None  # (m,) float64, seconds online in all; None: not told
-    models: np.ndarray | None = None  # (m,) int64, index into model_names; None: not told
+    ids: np.ndarray  # (m,) int64, in FedScale's file
+    durations: np.ndarray | None = None  # (m,) float64, seconds online in all; None: not known
+    models: np.ndarray | None = None  # (m,) int64, index into model_names; None: not known
     model_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -27,10 +29,12 @@ class Users:
 
 @dataclass(frozen=True)
 class Trace:
-    """A table of devices, a table of users, or both. They may differ in length: FedScale's two files do."""
+    """A table of devices, a table of users, or both.
 
-    devices: Population | None  # with availability None: that is the users'
-    device_ids: np.ndarray | None  # (n,) int64, with the devices
+    The two may differ in length, because FedScale's two files do."""
+
+    devices: Population | None  # without availability, which belongs to the users
+    device_ids: np.ndarray | None  # (n,) int64, in FedScale's file; None without devices
     users: Users | None
 
     @classmethod
@@ -45,7 +49,9 @@ class Trace:
         return cls(replace(population, availability=None), ids, users)
 
     def population(self) -> Population:
-        """One client per device, online when its user is; without devices one client per user, on uniform devices."""
+        """One client per device, online when its user is.
+
+        Without a table of devices, one client per user, on uniform devices."""
         devices = uniform(len(self.users or ())) if self.devices is None else self.devices
         if self.users is None:
             return devices
@@ -56,7 +62,7 @@ class Trace:
 
 
 def check_devices(where: str, devices: Population, ids: np.ndarray) -> None:
-    """Refuse the first device with a number that is none, or that no device has."""
+    """Refuse a table in which some device has a value that its column does not allow."""
     for column in COLUMNS:
         values = devices.column(column.name)
         if values is not None:
@@ -65,50 +71,51 @@ def check_devices(where: str, devices: Population, ids: np.ndarray) -> None:
         refuse(
             where,
             ids,
-            ~np.isfinite(devices.position).all(axis=1),
-            "position",
-            "two numbers, in metres",
-            devices.position,
+            bad=~np.isfinite(devices.position).all(axis=1),
+            field="position",
+            expected="two numbers, in metres",
+            values=devices.position,
         )
 
 
 def check_users(where: str, users: Users, names: tuple[str, str, str]) -> None:
-    """Refuse the first user whose intervals are no intervals; `names` are those of starts, ends and periods."""
+    """Refuse a table in which some user's intervals run backwards, overlap or are not numbers.
+
+    `names` are what the file calls starts, ends and periods."""
     start, end, period = names
     trace = users.availability
     refuse(
         where,
         users.ids,
-        ~(np.isfinite(trace.periods) & (trace.periods > 0)),
-        period,
-        "a number > 0",
-        trace.periods,
+        bad=~(np.isfinite(trace.periods) & (trace.periods > 0)),
+        field=period,
+        expected="a number > 0",
+        values=trace.periods,
     )
     owners = np.repeat(users.ids, trace.lengths)  # (intervals,)
     for name, values in ((start, trace.starts), (end, trace.ends)):
         refuse(where, owners, ~(np.isfinite(values) & (values >= 0)), name, "seconds >= 0", values)
-    backwards = trace.ends < trace.starts
     refuse(
         where,
         owners,
-        backwards,
-        end,
-        f"a time not before its {start}",
-        trace.ends,
-        f"the interval runs backwards: {start} is {{}}",
-        trace.starts,
+        bad=trace.ends < trace.starts,
+        field=end,
+        expected=f"a time not before its {start}",
+        values=trace.ends,
+        more=f"the interval runs backwards: {start} is {{}}",
+        more_values=trace.starts,
     )
     overlaps = np.zeros(len(owners), bool)
     overlaps[1:] = (trace.starts[1:] < trace.ends[:-1]) & (owners[1:] == owners[:-1])
     refuse(
         where,
         owners,
-        overlaps,
-        start,
-        f"a time not before the {end} of the interval before it",
-        trace.starts,
-        f"intervals must ascend without overlap: that {end} is {{}}",
-        np.roll(trace.ends, 1),
+        bad=overlaps,
+        field=start,
+        expected=f"a time not before the {end} of the interval before it",
+        values=trace.starts,
+        more=f"intervals must ascend without overlap: that {end} is {{}}",
+        more_values=np.roll(trace.ends, 1),
     )
 
 
@@ -122,7 +129,9 @@ def refuse(
     more: str = "",
     more_values: np.ndarray | None = None,
 ) -> None:
-    """A UserError that names the first client for whom `bad` holds; `more` may quote a second value."""
+    """Raise a UserError about the first client for whom `bad` holds, if there is one.
+
+    `ids`, `bad` and the values are aligned; the text `more` may quote one of `more_values`."""
     if not bad.any():
         return
     first = int(np.argmax(bad))

@@ -16,10 +16,10 @@ Client = tuple[list[tuple[float, float]], float]  # intervals and period
 def make(clients: list[Client]) -> Availability:
     intervals = [pair for pairs, _ in clients for pair in pairs]
     return Availability(
-        np.array([a for a, _ in intervals], float),
-        np.array([b for _, b in intervals], float),
-        np.cumsum([0] + [len(pairs) for pairs, _ in clients]),
-        np.array([p for _, p in clients], float),
+        starts=np.array([a for a, _ in intervals], float),
+        ends=np.array([b for _, b in intervals], float),
+        offsets=np.cumsum([0] + [len(pairs) for pairs, _ in clients]),
+        periods=np.array([p for _, p in clients], float),
     )
 
 
@@ -30,7 +30,9 @@ def by_the_book(client: Client, time: float) -> bool:
 
 @st.composite
 def client(draw: st.DrawFn) -> Client:
-    """Ascending, disjoint intervals (also touching, also of length 0), on a period that may cut the last ones off."""
+    """Ascending, disjoint intervals, on a period that may cut the last ones off.
+
+    Some touch each other, and some have length 0."""
     fraction = draw(st.sampled_from([1.0, 0.25]))
     marks = sorted(draw(st.lists(st.integers(0, 5000), max_size=16)))
     pairs = [(a * fraction, b * fraction) for a, b in zip(marks[::2], marks[1::2], strict=False)]
@@ -39,41 +41,35 @@ def client(draw: st.DrawFn) -> Client:
 
 def interesting_times(clients: list[Client]) -> list[float]:
     """Ends, just outside them, and the same in the next periods."""
-    edges = [
-        t + nudge
-        for pairs, _ in clients
-        for pair in pairs
-        for t in pair
-        for nudge in (-0.125, 0.0, 0.125)
-    ]
+    ends = [t for pairs, _ in clients for pair in pairs for t in pair]
+    edges = [t + nudge for t in ends for nudge in (-0.125, 0.0, 0.125)]
     periods = [p for _, p in clients]
-    return [t + k * p for t in [*edges, 0.0] for k in (0, 1, 7) for p in periods if t + k * p >= 0][
-        :60
-    ]
+    times = [t + k * p for t in [*edges, 0.0] for k in (0, 1, 7) for p in periods]
+    return [t for t in times if t >= 0][:60]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(client(), min_size=1, max_size=6), st.data())
 def test_online_is_the_definition(clients: list[Client], data: st.DataObject) -> None:
-    trace, n = make(clients), len(clients)
+    trace = make(clients)
+    n = len(clients)
     times = interesting_times(clients) + data.draw(st.lists(st.floats(0, 20_000), max_size=5))
     for time in times:
         expected = [by_the_book(c, time) for c in clients]
         assert trace.online(time).tolist() == expected  # everybody: by shelf
         assert trace.online(np.full(n, time)).tolist() == expected  # one time each: by search
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=8)), np.int64)
-    own = np.array(
-        data.draw(st.lists(st.sampled_from(times), min_size=len(rows), max_size=len(rows))), float
-    )
-    assert trace.online(own, rows).tolist() == [
-        by_the_book(clients[r], t) for r, t in zip(rows, own, strict=True)
-    ]
+    some = st.lists(st.sampled_from(times), min_size=len(rows), max_size=len(rows))
+    own = np.array(data.draw(some), float)
+    expected = [by_the_book(clients[r], t) for r, t in zip(rows, own, strict=True)]
+    assert trace.online(own, rows).tolist() == expected
     picked = trace.take(rows)
     assert picked.online(times[0]).tolist() == [by_the_book(clients[r], times[0]) for r in rows]
 
 
 def test_ends_are_inclusive_and_the_period_repeats() -> None:
-    # Online 10..20 and 30..40 of every 100 s. 140 is 40 again (online), 140.5 is past the end; 100 is 0 (offline).
+    # Online 10..20 and 30..40 of every 100 s. 140 is 40 again (online), 140.5 is past the end; 100
+    # is 0 (offline).
     trace = make([([(10, 20), (30, 40)], 100.0)])
     times = [9.9, 10, 20, 20.1, 30, 40, 40.1, 100, 110, 140, 140.5, 100 * 10_000 + 15]
     answers = [bool(trace.online(t)[0]) for t in times]
@@ -81,7 +77,8 @@ def test_ends_are_inclusive_and_the_period_repeats() -> None:
 
 
 def test_nothing_wraps_past_the_period() -> None:
-    # 90..110 on a period of 100: 110 is never reached, and 105 is 5, when the client is offline; as in FedScale.
+    # 90..110 on a period of 100: 110 is never reached, and 105 is 5, when the client is offline; as
+    # in FedScale.
     trace = make([([(90, 110)], 100.0)])
     assert [bool(trace.online(t)[0]) for t in (95, 99.9, 105)] == [True, True, False]
 
@@ -110,7 +107,8 @@ def test_many_distinct_periods_are_searched(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_times_past_what_a_shelf_can_index() -> None:
-    # A shelf sorts by whole seconds in 31 bits; later starts share the last one and are told apart exactly.
+    # A shelf sorts by whole seconds in 31 bits; later starts share the last one and are told apart
+    # exactly.
     late = 2.0**31
     clients = [
         ([(late, late + 5), (late + 10, late + 20)], 2.0**33),
@@ -124,14 +122,13 @@ def test_times_past_what_a_shelf_can_index() -> None:
 def test_both_look_ups_agree_on_a_large_trace() -> None:
     rng = np.random.default_rng(3)
     lengths = rng.integers(0, 30, 2000)
-    marks = np.concatenate(
-        [np.sort(rng.choice(600_000, 2 * k, replace=False)) for k in lengths]
-    ).astype(float)
+    each = [np.sort(rng.choice(600_000, 2 * k, replace=False)) for k in lengths]
+    marks = np.concatenate(each).astype(float)
     trace = Availability(
-        marks[::2],
-        marks[1::2],
-        np.concatenate([[0], np.cumsum(lengths)]),
-        rng.choice([86_400.0, 518_400.0, 604_800.0], 2000),
+        starts=marks[::2],
+        ends=marks[1::2],
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        periods=rng.choice([86_400.0, 518_400.0, 604_800.0], 2000),
     )
     for time in (0.0, 777.0, 90_000.5, 2_000_000.0):
         np.testing.assert_array_equal(trace.online(time), trace.online(np.full(2000, time)))

@@ -1,4 +1,4 @@
-"""Trace files: both formats, exact round trips, and every bad trace refused with its client and field."""
+"""Trace files: both formats, exact round trips, and every kind of bad trace refused."""
 
 from __future__ import annotations
 
@@ -69,11 +69,8 @@ def built() -> Population:
 
 
 def models(population: Population) -> list[str]:
-    return (
-        []
-        if population.model is None
-        else [population.model_names[code] for code in population.model]
-    )
+    codes = [] if population.model is None else population.model
+    return [population.model_names[code] for code in codes]
 
 
 def assert_same(a: Population, b: Population) -> None:
@@ -99,13 +96,13 @@ def test_without_files_devices_are_uniform_and_always_online() -> None:
     population = load_population(3, None, None)
     assert population.ms_per_sample.tolist() == [UNIFORM_MS_PER_SAMPLE] * 3
     assert population.kbps_up.tolist() == population.kbps_down.tolist() == [UNIFORM_KBPS] * 3
-    assert population.online(123.0).all() and population.online(1.0, np.array([2])).tolist() == [
-        True
-    ]
+    assert population.online(123.0).all()
+    assert population.online(1.0, np.array([2])).tolist() == [True]
 
 
 def test_fedscale_files_are_dealt_out_as_fedscale_does(tmp_path: Path) -> None:
-    # Client c has profile c, and of two users the one at place c % 2: client 1 the second of the file, 2 the first.
+    # Client c has profile c, and of two users the one at place c % 2: client 1 the second of the
+    # file, 2 the first.
     population = load_population(4, dump(tmp_path / "c", CAPACITY), dump(tmp_path / "b", BEHAVIOUR))
     assert population.ms_per_sample.tolist() == [162.0, 40.0, 55.5, 162.0]
     assert population.kbps_down.tolist() == [5648.109619499134, 2209.0, 100.25, 5648.109619499134]
@@ -126,9 +123,8 @@ def test_one_npz_in_both_keys_is_one_population(tmp_path: Path, built: Populatio
     assert_same(load_population(60, path, path), built)
     again = load_population(150, path, path)
     assert_same(again, built.take(np.arange(150) % 60))
-    assert (
-        load_population(60, path, None).availability is None
-    )  # availability only where it is asked for
+    # Availability comes only from the file named as device_avail_file.
+    assert load_population(60, path, None).availability is None
     only = load_population(60, None, path)
     assert only.ms_per_sample[0] == UNIFORM_MS_PER_SAMPLE
     np.testing.assert_array_equal(only.online(5e4), built.online(5e4))
@@ -139,16 +135,8 @@ def test_features_are_the_columns_there_are(tmp_path: Path, built: Population) -
     assert names == ("ms_per_sample", "kbps_down")
     assert matrix.tolist() == [[162.0, 5648.109619499134], [40.0, 2209.0]]
     names, matrix = built.features
-    assert names == (
-        "ms_per_sample",
-        "kbps_up",
-        "kbps_down",
-        "cpu_gflops",
-        "cores",
-        "memory_gb",
-        "gpu_gflops",
-        "gpus",
-    )
+    expected = "ms_per_sample kbps_up kbps_down cpu_gflops cores memory_gb gpu_gflops gpus"
+    assert names == tuple(expected.split())
     assert matrix.shape == (60, 8) and matrix.dtype == np.float64
 
 
@@ -170,19 +158,16 @@ def exported(trace: Trace, folder: Path) -> Trace:
 
 
 def test_fedscale_to_npz_to_fedscale_is_exact(tmp_path: Path) -> None:
-    capacity, behaviour = (
-        files.read(dump(tmp_path / "c", CAPACITY)),
-        files.read(dump(tmp_path / "b", BEHAVIOUR)),
-    )
+    capacity = files.read(dump(tmp_path / "c", CAPACITY))
+    behaviour = files.read(dump(tmp_path / "b", BEHAVIOUR))
     files.write(Trace(capacity.devices, capacity.device_ids, behaviour.users), tmp_path / "t.npz")
     trace = files.read(tmp_path / "t.npz")
     files.write_capacity(trace, tmp_path / "c2")
     files.write_behaviour(trace, tmp_path / "b2")
     assert load(tmp_path / "c2") == CAPACITY
     assert load(tmp_path / "b2") == BEHAVIOUR
-    assert list(load(tmp_path / "b2")) == list(
-        BEHAVIOUR
-    )  # the order is what FedScale deals users out by
+    # FedScale gives users to clients by their order in the file.
+    assert list(load(tmp_path / "b2")) == list(BEHAVIOUR)
     assert type(load(tmp_path / "b2")[7]["active"][0]) is int
 
 
@@ -191,17 +176,16 @@ def test_a_built_population_survives_fedscales_format(tmp_path: Path, built: Pop
 
 
 def test_fedscale_finds_every_client_of_an_export(tmp_path: Path, built: Population) -> None:
-    # as FedScale looks them up: profile c % n, user at place c % n
+    # FedScale looks up profile c % n, and the user at place c % n.
     files.write_capacity(Trace.of(built), tmp_path / "c")
     files.write_behaviour(Trace.of(built), tmp_path / "b")
-    profiles, users = load(tmp_path / "c"), list(load(tmp_path / "b").values())
+    profiles = load(tmp_path / "c")
+    users = list(load(tmp_path / "b").values())
     assert built.availability is not None
+    firsts = built.availability.starts[built.availability.offsets[:-1]]  # (n,) first session
     for client in (1, 2, 59, 60):
         assert profiles[client % 60]["computation"] == built.ms_per_sample[client - 1]
-        assert (
-            users[client % 60]["active"][0]
-            == built.availability.starts[built.availability.offsets[client - 1]]
-        )
+        assert users[client % 60]["active"][0] == firsts[client - 1]
 
 
 def test_one_bandwidth_stands_for_two(tmp_path: Path) -> None:
@@ -222,21 +206,14 @@ def test_the_real_trace_round_trips(tmp_path: Path) -> None:
 
 
 numbers = st.floats(1e-3, 1e9, allow_nan=False)
+marks = st.lists(st.integers(0, 10**6), max_size=6)
+trace_rows = st.tuples(numbers, numbers, marks, st.text(max_size=4))
 
 
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    st.lists(
-        st.tuples(
-            numbers, numbers, st.lists(st.integers(0, 10**6), max_size=6), st.text(max_size=4)
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    st.booleans(),
-)
+@given(st.lists(trace_rows, min_size=1, max_size=5), st.booleans())
 def test_any_trace_round_trips(
     tmp_path: Path, rows: list[tuple[float, float, list[int], str]], halves: bool
 ) -> None:
@@ -250,12 +227,10 @@ def test_any_trace_round_trips(
             "inactive": marks[1::2],
             "finish_time": 10**6,
             "duration": a,
-            "model": model.replace("\0", ""),
-        }  # numpy's text drops trailing nulls
-    first, second = (
-        files.read(dump(tmp_path / "c", capacity)),
-        files.read(dump(tmp_path / "b", behaviour)),
-    )
+            "model": model.replace("\0", ""),  # numpy's text drops trailing nulls
+        }
+    first = files.read(dump(tmp_path / "c", capacity))
+    second = files.read(dump(tmp_path / "b", behaviour))
     files.write(Trace(first.devices, first.device_ids, second.users), tmp_path / "t.npz")
     trace = files.read(tmp_path / "t.npz")
     files.write_capacity(trace, tmp_path / "c2")
@@ -390,14 +365,12 @@ def test_missing_and_misplaced_files(tmp_path: Path) -> None:
         load_population(1, "nowhere", None)
     with pytest.raises(UserError, match="device_avail_file: no such file: nowhere"):
         load_population(1, None, "nowhere")
-    with pytest.raises(
-        UserError, match="device_conf_file: .*expected devices, got only availability"
-    ):
-        load_population(1, dump(tmp_path / "b", BEHAVIOUR), None)
-    with pytest.raises(
-        UserError, match="device_avail_file: .*expected availability, got only devices"
-    ):
-        load_population(1, None, dump(tmp_path / "c", CAPACITY))
+    behaviour = dump(tmp_path / "b", BEHAVIOUR)
+    with pytest.raises(UserError, match="device_conf_file: .*expected devices, got only avail"):
+        load_population(1, behaviour, None)
+    capacity = dump(tmp_path / "c", CAPACITY)
+    with pytest.raises(UserError, match="device_avail_file: .*expected availability, got only de"):
+        load_population(1, None, capacity)
 
 
 # ---- refusals: our format
@@ -488,9 +461,8 @@ def test_bad_npz_are_refused(
 ) -> None:
     files.write(Trace.of(built), tmp_path / "good.npz")
     arrays = arrays_of(tmp_path / "good.npz")
-    assert (
-        built.availability is not None and built.availability.lengths[0] >= 2
-    )  # client 1 has intervals to spoil
+    # Client 1 has two intervals that a change can spoil.
+    assert built.availability is not None and built.availability.lengths[0] >= 2
     if change is None:
         del arrays[name]
     else:

@@ -1,23 +1,24 @@
-"""DivFL: a cohort whose updates stand for everybody's.
+"""DivFL: choose the cohort whose updates best represent the updates of all online clients.
 
-Paper: R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes. "Diverse Client Selection for Federated
-    Learning via Submodular Maximization." ICLR 2022. Section 3: facility location, maximised by (stochastic) greedy.
+Paper: R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes. "Diverse Client Selection
+    for Federated Learning via Submodular Maximization." ICLR 2022. Section 3: facility location,
+    maximised by (stochastic) greedy.
 
 Paper symbol -> name here
-    gradient of F_k -> direction of client k, (received - own weights) / learning rate, compressed -> sketches[k]
-    G(S) = sum over k of the distance to the nearest member of S -> objective    gamma_i -> cluster_size    K -> k
+    gradient of F_k -> direction of client k, (received - own weights) / learning rate
+    G(S) = sum over k of the distance to the nearest member of S -> objective
     Gbar(S) = const - G(S), submodular -> what `facility_location` maximises
-What the paper leaves open, and how it is here
-    `directions: last` is its variant without overhead: everybody's direction once, when first online, then only those
-    of the cohorts; `fresh` asks all online clients every round.
-    The constant is large enough for the first pick to be the medoid; any larger one gives the same cohort.
+    gamma_i -> cluster_size    K -> k
 Departures
-    Directions are compressed by a seeded count sketch: coordinate j is added with a random sign to one of `sketch_dim`
-    numbers. Squared distances are then right in expectation, with a relative standard deviation of at most
-    sqrt(2 / sketch_dim): 4.4 % at 1024. A model with no more parameters than that is not compressed.
-    The average is the job's: gamma_i is told by `explain`, the clients are not weighted by it.
-    A direction longer than 10 times the median is shortened to that. Clients without a direction (the probe failed)
-    get seats only when no others are left. Ties are broken at random.
+    With `directions: last` (the paper's variant without overhead) a client is asked for its
+        direction once, when first online; after that only the cohorts' directions are renewed.
+    The constant in Gbar (open in the paper) is so large that the first pick is the medoid.
+    Directions are compressed to `sketch_dim` numbers, which preserves distances: see `Sketch`.
+    The clients are not weighted by gamma_i when the job averages them; `explain` reports gamma_i.
+    A direction longer than 10 times the median length is shortened to that length.
+    Clients whose direction is not known get seats only when no others are left.
+    Ties are broken at random.
+
 A selection costs O(online^2 sketch_dim), as facility location does.
 """
 
@@ -35,8 +36,8 @@ from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, Round
 from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
 from fedsuv_plugin.selectors.signals import DIRECTION
 
-LARGEST = 1e30  # a sketch ends here on arrival, so that no square of it overflows
-BLOCK = 256  # columns of the distance matrix worked out at a time
+LARGEST = 1e30  # what arrives is clipped to this size, so that no square of it overflows
+BLOCK = 256  # columns of the distance matrix computed at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,13 @@ class DivflParams(Params):
 
 
 class Divfl(Selector):
+    """Facility location over sketches of the clients' latest update directions."""
+
     name = "divfl"
-    paper = "Balakrishnan et al., Diverse Client Selection for FL via Submodular Maximization, ICLR 2022"
+    paper = (
+        "Balakrishnan et al., Diverse Client Selection for FL via Submodular Maximization, "
+        "ICLR 2022"
+    )
     needs = frozenset({DIRECTION})
     probes = frozenset({DIRECTION})
     Params = DivflParams
@@ -77,19 +83,18 @@ class Divfl(Selector):
         super().__init__(params, clients, rng)
         n = len(clients)
         self.sketch_seed = int(rng.integers(2**63 - 1))
-        self.sketches = np.zeros((n, 0), np.float32)  # (n, sketch_dim or fewer), once there is one
-        self.known = np.zeros(n, bool)  # (n,) the sketch is the client's
-        self.approached = np.zeros(n, bool)  # (n,) was asked for its direction, whatever came of it
-        self.cluster_size = np.zeros(n, np.int64)
-        self.distance = np.full(n, np.nan)
+        # (n, width): the width depends on the model, so it is 0 until the first direction arrives.
+        self.sketches = np.zeros((n, 0), np.float32)
+        self.known = np.zeros(n, bool)  # (n,) whether the client's direction has arrived
+        self.approached = np.zeros(n, bool)  # (n,) was asked for its direction, answered or not
+        self.cluster_size = np.zeros(n, np.int64)  # (n,) clients it represents; 0: not chosen
+        self.distance = np.full(n, np.nan)  # (n,) to the nearest of the chosen
         self._sketch: Sketch | None = None
 
     def probe(self, view: RoundView) -> Probe | None:
-        rows = (
-            view.online
-            if self.params.directions == "fresh"
-            else view.online[~self.approached[view.online]]
-        )
+        rows = view.online
+        if self.params.directions == "last":
+            rows = rows[~self.approached[rows]]
         self.approached[rows] = True
         return Probe(DIRECTION, rows, one_by_one=True) if len(rows) else None
 
@@ -109,35 +114,38 @@ class Divfl(Selector):
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
         known = self.known[view.online]
-        rows, others = view.online[known], view.online[~known]
+        rows = view.online[known]
+        others = view.online[~known]
         points = self._points(rows)
         if self.params.greedy == "lazy":
             chosen = facility_location(points, k, self.rng)
         else:
             chosen = stochastic_facility_location(points, k, self.params.epsilon, self.rng)
-        self._take_stock(rows, points, chosen)
+        self._book_clusters(rows, points, chosen)
         more = others[best(np.zeros(len(others)), k - len(chosen), self.rng)]
         return np.concatenate([rows[chosen], more])
 
     def _points(self, rows: np.ndarray) -> np.ndarray:
-        """The clients' sketches in float64, none absurdly long, (m, width)."""
+        """The clients' sketches in float64, absurdly long ones shortened, (m, width)."""
         points = self.sketches[rows].astype(np.float64)
         lengths = np.linalg.norm(points, axis=1)
         return points * shortening(lengths, longest_believed(lengths))[:, None]
 
-    def _take_stock(self, rows: np.ndarray, points: np.ndarray, chosen: np.ndarray) -> None:
-        """Whom each of the chosen stands for."""
+    def _book_clusters(self, rows: np.ndarray, points: np.ndarray, chosen: np.ndarray) -> None:
+        """Count the clients that each of the chosen represents: those it is the nearest to."""
         self.cluster_size = np.zeros(len(self.clients), np.int64)
         self.distance = np.full(len(self.clients), np.nan)
         if len(chosen):
             apart = distances(points, points[chosen])
             self.distance[rows] = apart.min(axis=1)
-            self.cluster_size[rows[chosen]] = np.bincount(
-                apart.argmin(axis=1), minlength=len(chosen)
-            )
+            nearest = apart.argmin(axis=1)
+            self.cluster_size[rows[chosen]] = np.bincount(nearest, minlength=len(chosen))
 
     def explain(self) -> dict[str, np.ndarray]:
-        """`distance` to the nearest of the chosen; NaN where a client was offline or its direction is not known."""
+        """What the last selection knew of each client and whom it represents.
+
+        `distance` (to the nearest of the chosen) is NaN where a client was offline or its
+        direction is not known."""
         return {"cluster_size": self.cluster_size, "distance": self.distance, "known": self.known}
 
     def diagnostics(self) -> dict[str, Any]:
@@ -150,9 +158,12 @@ class Divfl(Selector):
 
 
 class Sketch:
-    """Count sketch (M. Charikar, K. Chen, M. Farach-Colton, ICALP 2002): (p,) -> (width,), the same for the same seed.
+    """Count sketch (M. Charikar, K. Chen, M. Farach-Colton, ICALP 2002): (p,) -> (width,).
 
-    The squared length of a sketch has the right mean, and variance (2 / width) (|x|_2^4 - |x|_4^4)."""
+    Each coordinate is added, with a random sign, to one of `dim` numbers; place and sign depend
+    on the seed alone. A vector of at most `dim` numbers stays as it is. The squared length of a
+    sketch has the right mean, and variance (2 / width) (|x|_2^4 - |x|_4^4): squared distances have
+    a relative standard deviation of at most sqrt(2 / width), 4.4 % at 1024."""
 
     def __init__(self, p: int, dim: int, seed: int):
         self.width = min(p, dim)
@@ -168,28 +179,35 @@ class Sketch:
 
 
 def distances(points: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Euclidean, (m, width) and (b, width) -> (m, b)."""
+    """Euclidean distances, (m, width) and (b, width) -> (m, b)."""
     squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
     return np.sqrt(np.maximum(squares, 0.0))
 
 
 def _far(points: np.ndarray) -> np.ndarray:
-    """Everyone's distance to the nearest of nobody: at least as large as any distance there is, (m,)."""
+    """The distance each point starts with before anybody is chosen, (m,).
+
+    It is at least as large as any distance between two points, so that the first pick brings
+    everyone nearer."""
     return np.full(len(points), 2 * np.linalg.norm(points, axis=1).max(initial=0.0))
 
 
 def _gains(nearest: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """By how much each candidate brings everyone nearer, (m,) and (m, b) -> (b,)."""
+    """By how much each candidate would reduce the sum of distances, (m,) and (m, b) -> (b,)."""
     return np.maximum(nearest[:, None] - apart, 0.0).sum(axis=0)
 
 
 def stochastic_facility_location(
     points: np.ndarray, k: int, epsilon: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Greedy where each pick is the best of a random sample (B. Mirzasoleiman et al., AAAI 2015): min(k, m) places."""
+    """Positions of min(k, m) points, each the best of a random sample.
+
+    This is stochastic greedy: B. Mirzasoleiman et al., "Lazier Than Lazy Greedy", AAAI 2015."""
     m = len(points)
     k = min(k, m)
-    nearest, left, chosen = _far(points), np.arange(m), np.empty(0, np.int64)
+    nearest = _far(points)  # (m,) distance of each point to the nearest of the chosen
+    left = np.arange(m)
+    chosen = np.empty(0, np.int64)
     size = math.ceil(m / k * math.log(1 / epsilon)) if k else 0
     while len(chosen) < k:
         sample = rng.choice(left, min(max(size, 1), len(left)), replace=False)
@@ -202,18 +220,19 @@ def stochastic_facility_location(
 
 
 def facility_location(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Greedy over all candidates: min(k, m) positions. Lazy: gains only fall, so most old ones need no second look."""
+    """Positions of min(k, m) points, each the best of all that are left.
+
+    Gains only fall as more are chosen. A candidate's old gain is therefore an upper bound, and only
+    the candidate with the largest one needs a second look (lazy greedy)."""
     m = len(points)
-    nearest = _far(points)
+    nearest = _far(points)  # (m,) distance of each point to the nearest of the chosen
     tie = rng.permutation(m)
-    queue: list[
-        tuple[float, int, int, int]
-    ] = []  # (-gain, tie, position, picks when it was worked out)
+    # (-gain, tie, position, how many were chosen when the gain was computed)
+    queue: list[tuple[float, int, int, int]] = []
     for start in range(0, m, BLOCK):
         gains = _gains(nearest, distances(points, points[start : start + BLOCK]))
-        queue += [
-            (-gain, int(tie[start + j]), start + j, 0) for j, gain in enumerate(gains.tolist())
-        ]
+        for j, gain in enumerate(gains.tolist(), start):
+            queue.append((-gain, int(tie[j]), j, 0))
     heapq.heapify(queue)
     chosen: list[int] = []
     while len(chosen) < min(k, m):

@@ -1,11 +1,14 @@
-"""Oracle: whom to ask is given in the job file: one set for the whole job, or several that take turns.
+"""Oracle: the job file says whom to ask, one set for the whole job or several that take turns.
 
-Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with
-    Goal-Directed Client Selection." Section VI-A: the "optimal solution" is a set known beforehand, and its round robin
-    plays predefined sets one after the other.
+Paper: J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model
+    Efficacy with Goal-Directed Client Selection." Section VI-A: the "optimal solution" is a set
+    known beforehand, and its round robin plays predefined sets one after the other.
 
+Paper symbol -> name here
+    none: the paper describes both in words
 Departures
-    Members that are offline are skipped. The number of clients is the set's, whatever `num_participants` says.
+    Members of a set that are offline are skipped.
+    The whole set is asked, whatever `num_participants` says.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from fedsuv_plugin.selectors.time_slots import SlotParams
 class OracleParams(SlotParams):
     clients: str | None = param(
         None,
-        "ids such as '1,2,3'; several sets, such as '1,2;3,4', take turns, a time slot each; none: everyone",
+        "ids such as '1,2,3'; several sets, such as '1,2;3,4', take turns, a time slot each; "
+        "none: everyone",
     )
 
     def __post_init__(self) -> None:
@@ -33,10 +37,16 @@ class OracleParams(SlotParams):
 
 
 class Oracle(Selector):
+    """Plays the sets of the job file in turn, a time slot each."""
+
     name = "oracle"
-    paper = "the optimal solution of Tong et al., From Learning to Analytics: Goal-Directed Client Selection"
+    paper = (
+        "the optimal solution of Tong et al., From Learning to Analytics: "
+        "Goal-Directed Client Selection"
+    )
     Params = OracleParams
-    time_slots = free_cohort = True
+    time_slots = True
+    free_cohort = True
 
     def __init__(self, params: OracleParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -59,15 +69,16 @@ class Oracle(Selector):
 
 
 def parse_sets(text: str | None) -> list[list[int]]:
-    """'1,2;3,4' -> [[1, 2], [3, 4]]; nothing for none."""
+    """The sets that a text names, none for None.
+
+    >>> parse_sets("1,2;3,4")
+    [[1, 2], [3, 4]]
+    """
+    parts = [] if text is None else text.split(";")
     try:
-        sets = (
-            [[int(i) for i in part.split(",")] for part in text.split(";")]
-            if text is not None
-            else []
-        )
+        sets = [[int(i) for i in part.split(",")] for part in parts]
     except ValueError:
-        sets = [[]]
+        sets = [[]]  # an empty set is refused below
     require(
         all(ids and len(set(ids)) == len(ids) for ids in sets),
         "clients",

@@ -1,17 +1,18 @@
 """Power-of-choice: of d clients drawn in proportion to their data, those with the largest loss.
 
-Paper: Y. J. Cho, J. Wang, G. Joshi. "Towards Understanding Biased Client Selection in Federated Learning."
-    AISTATS 2022. Section 3, pi_pow-d: steps 1 (sample the candidate set), 2 (estimate local losses), 3 (select).
+Paper: Y. J. Cho, J. Wang, G. Joshi. "Towards Understanding Biased Client Selection in Federated
+    Learning." AISTATS 2022. Section 3, pi_pow-d: steps 1 (sample the candidate set), 2 (estimate
+    local losses), 3 (select).
 
 Paper symbol -> name here
-    d -> d    p_k -> clients.samples, divided by their sum    A -> candidates    F_k(w) -> loss    m -> k
+    d -> d    p_k -> clients.samples, divided by their sum    A -> candidates
+    F_k(w) -> loss    m -> k
 Departures
-    The paper fixes d by hand; by default it is twice the seats, the smallest of its experiments that is a choice.
-    A candidate that does not answer is passed over. If fewer than k answer, or d < k, the seats left go to the other
-    online clients by their last known loss, largest first, those of unknown loss before all others (as in the paper's
-    pi_rpow-d, whose memory starts at infinity).
-    Where nobody can be probed (FedScale's own aggregator) that memory is all there is: pi_rpow-d, with the training
-    loss of a client's last participation.
+    d is twice the seats by default, the smallest of the paper's experiments that leaves a choice.
+    A candidate that does not answer is passed over.
+    Seats left then (or with d < k) go to other online clients, by the largest loss last known.
+    A client of unknown loss comes before those of known loss, as in the paper's pi_rpow-d.
+    Without probes (FedScale's own aggregator) it is pi_rpow-d, with each client's last known loss.
     Ties are broken at random.
 """
 
@@ -41,15 +42,20 @@ CHOICE = 2  # candidates per seat, unless d says otherwise
 class PowDParams(Params):
     d: int | None = param(
         None,
-        "candidates asked for their loss; none: twice the seats; as many as seats: drawn by data alone; "
-        "all clients: always the largest losses",
+        "candidates asked for their loss; none: twice the seats; "
+        "as many as seats: drawn by data alone; all clients: always the largest losses",
         low=1,
     )
 
 
 class PowD(Selector):
+    """Asks candidates for their loss and chooses those with the largest."""
+
     name = "pow_d"
-    paper = "Cho et al., Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022"
+    paper = (
+        "Cho et al., Towards Understanding Biased Client Selection in Federated Learning, "
+        "AISTATS 2022"
+    )
     probes = frozenset({LOSS})
     Params = PowDParams
     state = ("loss", "known")
@@ -57,18 +63,18 @@ class PowD(Selector):
     def __init__(self, params: PowDParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         self.loss = np.zeros(len(clients))  # (n,) the latest known
-        self.known = np.zeros(len(clients), bool)  # (n,)
-        self.candidate = np.zeros(len(clients), bool)  # (n,) of the latest selection
+        self.known = np.zeros(len(clients), bool)  # (n,) whether any loss is known
+        self.candidate = np.zeros(len(clients), bool)  # (n,) in the latest selection
 
     def probe(self, view: RoundView) -> Probe | None:
         self._choose_candidates(view, view.seats or 1)
         return Probe(LOSS, np.flatnonzero(self.candidate))
 
     def _choose_candidates(self, view: RoundView, k: int) -> None:
+        """Step 1: d online clients, drawn in proportion to their data."""
         d = CHOICE * k if self.params.d is None else self.params.d
-        drawn = sample_by_weight(
-            self.clients.samples[view.online].astype(float), min(d, len(view.online)), self.rng
-        )
+        weights = self.clients.samples[view.online].astype(float)
+        drawn = sample_by_weight(weights, min(d, len(view.online)), self.rng)
         self.candidate = np.zeros(len(self.clients), bool)
         self.candidate[view.online[drawn]] = True
 
@@ -87,13 +93,15 @@ class PowD(Selector):
         return np.concatenate([chosen, more])
 
     def _score(self, rows: np.ndarray) -> np.ndarray:
+        """The last known loss; infinity where none is known, so that those clients come first."""
         return np.where(self.known[rows], self.loss[rows], np.inf)
 
     def _learn(self, rows: np.ndarray, loss: np.ndarray) -> None:
-        self.loss[rows], self.known[rows] = loss, True
+        self.loss[rows] = loss
+        self.known[rows] = True
 
     def update(self, outcome: RoundOutcome) -> None:
-        """The loss a client met in training stands in where its loss is not known otherwise."""
+        """Remember the clients' training losses, for rounds in which they do not answer a probe."""
         self._learn(outcome.rows[outcome.valid], outcome.loss[outcome.valid])
 
     def explain(self) -> dict[str, np.ndarray]:

@@ -1,14 +1,14 @@
 """UCB over sets of clients: every set is an arm, and sets never played come first.
 
-Paper: P. Auer, N. Cesa-Bianchi, P. Fischer. "Finite-time Analysis of the Multiarmed Bandit Problem." Machine Learning
-    47, 2002. UCB1, as the baseline of J. Tong et al., "From Learning to Analytics: Improving Model Efficacy with
-    Goal-Directed Client Selection", Section VI-A, where its arms are the sets of K clients.
+Paper: P. Auer, N. Cesa-Bianchi, P. Fischer. "Finite-time Analysis of the Multiarmed Bandit
+    Problem." Machine Learning 47, 2002. UCB1, as the baseline of J. Tong et al.,
+    "From Learning to Analytics: Improving Model Efficacy with Goal-Directed Client Selection",
+    Section VI-A, where its arms are the sets of K clients.
 
 Paper symbol -> name here
-    r-bar_{t,a}, Pi_{t,a} -> table.mean, table.count    mu -> mu    t -> slot
+    r-bar_{t,a} -> table.mean    Pi_{t,a} -> table.count    mu -> mu    t -> slot
 Departures
-    The arms are not listed: while most sets are new, one is drawn at random until a new one comes. With 20 clients and
-    K = 5 there are 15,504 sets, so a job of a few hundred slots never gets beyond that, as the paper says.
+    While most sets are new, a set is drawn at random until one is new; the arms are not listed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class UCBParams(SlotParams):
 
 
 class UCB(TimeSlotSelector):
+    """UCB1 whose arms are the sets of k online clients."""
+
     name = "ucb"
     paper = (
         "Auer et al., Finite-time Analysis of the Multiarmed Bandit Problem, Machine Learning 2002"
@@ -45,17 +47,19 @@ class UCB(TimeSlotSelector):
         super().__init__(params, clients, rng)
         self.times_played = np.zeros(len(clients), np.int64)  # (n,) slots asked in
         self.table = SetTable()
-        self._index: float | None = None  # of the set under way; None: it was new
+        self._index: float | None = None  # of the set chosen last; None: it was new
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         mask = np.zeros(len(self.clients), bool)
         mask[online] = True
         played = self.table.within(mask)
-        self._index, chosen = None, self._new_set(online, k, len(played))
+        self._index = None
+        chosen = self._new_set(online, k, len(played))
         if chosen is None:
             bounds = self.table.upper_bounds(played, self.params.mu, self.slot)
             place = int(best(bounds, 1, self.rng)[0])
-            self._index, chosen = float(bounds[place]), self.table.sets[played[place]]
+            self._index = float(bounds[place])
+            chosen = self.table.sets[played[place]]
         self.times_played[chosen] += 1
         return chosen
 
@@ -67,15 +71,10 @@ class UCB(TimeSlotSelector):
             while drawn in self.table:
                 drawn = self.rng.choice(online, k, replace=False)
             return drawn
-        new = (
-            [
-                rows
-                for rows in map(np.array, combinations(online.tolist(), k))
-                if rows not in self.table
-            ]
-            if played < sets
-            else []
-        )
+        if played >= sets:
+            return None
+        listed = map(np.array, combinations(online.tolist(), k))
+        new = [rows for rows in listed if rows not in self.table]
         return new[int(self.rng.integers(len(new)))] if new else None
 
     def learn(self, opinions: ProbeAnswer) -> None:

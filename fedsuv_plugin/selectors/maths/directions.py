@@ -1,10 +1,10 @@
-"""Update directions of clients: how long one may be."""
+"""The lengths of clients' update directions, and a limit on them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-ABSURD = 10.0  # times the median length; a direction longer than that is shortened to it
+ABSURD = 10.0  # times the median length: a direction longer than that is shortened to it
 
 
 def length(direction: np.ndarray) -> float:
@@ -12,7 +12,9 @@ def length(direction: np.ndarray) -> float:
 
 
 def longest_believed(lengths: np.ndarray) -> float:
-    """Where a direction is cut off, given the lengths of all that were seen: one liar among many moves no median."""
+    """The length to which longer directions are shortened, given the lengths of all that were seen.
+
+    It is a multiple of the median, which a single false report among many does not move."""
     return ABSURD * float(np.median(lengths)) if len(lengths) else 0.0
 
 

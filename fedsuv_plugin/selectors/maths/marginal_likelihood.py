@@ -1,36 +1,46 @@
 """Hyper-parameters of a Gaussian process by maximum marginal likelihood, with gpytorch.
 
-Matern-5/2 with one length-scale per feature, constant mean, Gaussian noise. Observations of the same input come merged:
-their mean, how many they are (n_i), and the sum of their squared deviations from it (S_i). The mean has noise s^2/n_i;
-what merging takes out of the likelihood is put back:
+The model is Matern-5/2 with one length-scale per feature, a constant mean and Gaussian noise s^2.
+Observations of the same input come merged: their mean, how many they are (n_i), and the sum of
+their squared deviations from the mean (S_i). The mean has noise s^2 / n_i. The likelihood of the
+means alone would leave out what the single observations say about the noise; it is added back:
 
     ln p(all) = ln p(means) - 1/2 sum_i [ (n_i - 1) ln(2 pi s^2) + ln n_i + S_i / s^2 ]
 
-The search is L-BFGS from the given start, so it is warm-started and draws nothing at random.
+The search is L-BFGS from a given start, usually the last optimum. It draws nothing at random.
+
+torch and gpytorch are imported by the functions that use them, so that listing the selectors or
+running another one does not wait for them.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import gpytorch  # type: ignore[import-untyped]
 import numpy as np
-import torch
-from gpytorch.constraints import Interval  # type: ignore[import-untyped]
-from scipy.optimize import minimize
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_STEPS = 40  # of the search; started from the last optimum it rarely needs them
-ENOUGH = 1e-5  # gain in log-likelihood per point below which it ends: 0.003 over 256 points decides nothing
-# Where the search stays, in units of the values' own mean and deviation; lengths are in units of the inputs, which lie
-# in the unit ball. The least noise keeps the covariance invertible. The least signal is there because the likelihood of
-# a few noisy values is often highest for no function at all, and what would follow are regions of no width.
-LENGTHS, SIGNAL, NOISE = (0.03, 30.0), (0.1, 1e2), (1e-4, 1e1)
+# Gain in log-likelihood per point below which the search ends; over 256 points that is 0.003,
+# too little to tell hyper-parameters apart.
+ENOUGH = 1e-5
+
+# The bounds of the search. The observed values are shifted and scaled to mean 0 and deviation 1
+# first; lengths are in units of the inputs, which lie in the unit ball.
+LENGTHS = (0.03, 30.0)
+# The likelihood of a few noisy values is often highest for a function that is constant, whose
+# posterior would have no width anywhere. The lower bound prevents that.
+SIGNAL = (0.1, 1e2)
+NOISE = (1e-4, 1e1)  # the lower bound keeps the covariance invertible
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """In the units of the observed values."""
+    """The hyper-parameters, in the units of the observed values."""
 
     mean: float
     signal: float  # variance of the function
@@ -39,13 +49,14 @@ class Hyper:
 
     @property
     def finite(self) -> bool:
+        """Whether all are finite and all but the mean are positive."""
         values = np.r_[self.mean, self.signal, self.noise, self.lengths]
         return bool(np.isfinite(values).all() and (values[1:] > 0).all())
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Observations by input."""
+    """Observations of p distinct inputs, those of the same input merged."""
 
     inputs: np.ndarray  # (p, d)
     count: np.ndarray  # (p,)
@@ -66,20 +77,25 @@ class Merged:
 
 @dataclass(frozen=True)
 class Fit:
+    """What a search found."""
+
     hyper: Hyper
     converged: bool
     log_likelihood: float
 
 
-class MergedModel(gpytorch.Module):  # type: ignore[misc]  # gpytorch's module is untyped
-    """The model of the merged observations, double precision."""
+class MergedModel:
+    """gpytorch's model of the merged observations, in double precision."""
 
     def __init__(self, data: Merged, start: Hyper):
-        super().__init__()
-        self._x, self._n, self._y, self._scatter = (
-            torch.as_tensor(values, dtype=torch.float64)
-            for values in (data.inputs, data.count, data.mean, data.scatter)
-        )
+        import gpytorch  # type: ignore[import-untyped]
+        import torch
+        from gpytorch.constraints import Interval  # type: ignore[import-untyped]
+
+        self._x = torch.as_tensor(data.inputs, dtype=torch.float64)
+        self._n = torch.as_tensor(data.count, dtype=torch.float64)
+        self._y = torch.as_tensor(data.mean, dtype=torch.float64)
+        self._scatter = torch.as_tensor(data.scatter, dtype=torch.float64)
         matern = gpytorch.kernels.MaternKernel(
             nu=2.5, ard_num_dims=data.inputs.shape[1], lengthscale_constraint=Interval(*LENGTHS)
         )
@@ -88,26 +104,39 @@ class MergedModel(gpytorch.Module):  # type: ignore[misc]  # gpytorch's module i
         )
         self.level = gpytorch.means.ConstantMean()
         self.likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=Interval(*NOISE))
-        self.double()
+        self._parts = (self.covariance, self.level, self.likelihood)
+        for part in self._parts:
+            part.double()
         self.level.initialize(constant=start.mean)
         self.likelihood.initialize(noise=_inside(start.noise, NOISE))
         self.covariance.initialize(outputscale=_inside(start.signal, SIGNAL))
         matern.initialize(lengthscale=torch.as_tensor(_inside(start.lengths, LENGTHS))[None])
 
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for part in self._parts for parameter in part.parameters()]
+
+    def zero_grad(self) -> None:
+        for part in self._parts:
+            part.zero_grad()
+
     def log_likelihood(self) -> torch.Tensor:
-        """ln p of every single observation, see the top of this file."""
+        """ln p(all), the likelihood of every single observation: see the top of this file."""
+        import gpytorch
+        import torch
+
         noise = self.likelihood.noise.squeeze()
         covariance = self.covariance(self._x).add_diagonal(noise / self._n)
         means = gpytorch.distributions.MultivariateNormal(self.level(self._x), covariance)
-        lost = (
+        left_out = (
             (self._n - 1) * torch.log(2 * math.pi * noise)
             + torch.log(self._n)
             + self._scatter / noise
         )
-        return means.log_prob(self._y) - 0.5 * lost.sum()
+        return means.log_prob(self._y) - 0.5 * left_out.sum()
 
     @property
     def hyper(self) -> Hyper:
+        """The hyper-parameters as they are at this point of the search."""
         return Hyper(
             float(self.level.constant.detach()),
             float(self.covariance.outputscale.detach()),
@@ -117,7 +146,9 @@ class MergedModel(gpytorch.Module):  # type: ignore[misc]  # gpytorch's module i
 
 
 def _inside(value: float | np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Strictly between the bounds, where the constraint's inverse is finite and its gradient is not 0."""
+    """The value, moved strictly between the bounds.
+
+    At a bound itself the transformation by which gpytorch enforces it is infinite."""
     low, high = bounds
     return np.clip(value, low * 1.05, high * 0.95)
 
@@ -125,21 +156,18 @@ def _inside(value: float | np.ndarray, bounds: tuple[float, float]) -> np.ndarra
 def fit(data: Merged, start: Hyper) -> Fit:
     """The hyper-parameters of a (local) maximum of the likelihood uphill from `start`.
 
-    Raises if the likelihood cannot be computed there; the caller keeps what it has."""
-    centre, unit = data.centre, data.deviation or 1.0
-    scaled = Merged(data.inputs, data.count, (data.mean - centre) / unit, data.scatter / unit**2)
-    model = MergedModel(
-        scaled,
-        Hyper(
-            (start.mean - centre) / unit,
-            start.signal / unit**2,
-            start.noise / unit**2,
-            start.lengths,
-        ),
-    )
-    parameters = list(model.parameters())
+    Raises an error if the likelihood cannot be computed there."""
+    import gpytorch
+    import torch
+    from scipy.optimize import minimize
+
+    centre = data.centre
+    unit = data.deviation or 1.0
+    model = MergedModel(_scaled_data(data, centre, unit), _scaled_hyper(start, centre, unit))
+    parameters = model.parameters()
 
     def cost(vector: np.ndarray) -> tuple[float, np.ndarray]:
+        """The negative log-likelihood per point and its gradient, for the optimiser."""
         torch.nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), parameters)
         model.zero_grad()
         value = -model.log_likelihood() / len(data.count)
@@ -147,7 +175,7 @@ def fit(data: Merged, start: Hyper) -> Fit:
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return float(value.detach()), torch.nn.utils.parameters_to_vector(gradient).numpy().copy()
 
-    # Cholesky for everything: gpytorch's iterative solvers would draw random probes.
+    # Everything by Cholesky, because gpytorch's iterative solvers would draw random numbers.
     with gpytorch.settings.fast_computations(
         covar_root_decomposition=False, log_prob=False, solves=False
     ):
@@ -157,12 +185,7 @@ def fit(data: Merged, start: Hyper) -> Fit:
             begin,
             jac=True,
             method="L-BFGS-B",
-            options={
-                "maxiter": MAX_STEPS,
-                "maxfun": MAX_STEPS + 10,
-                "ftol": ENOUGH,
-                "gtol": ENOUGH,
-            },
+            options=dict(maxiter=MAX_STEPS, maxfun=MAX_STEPS + 10, ftol=ENOUGH, gtol=ENOUGH),
         )
         value, _ = cost(np.asarray(result.x))
     found = model.hyper
@@ -171,7 +194,16 @@ def fit(data: Merged, start: Hyper) -> Fit:
     )
     if not (math.isfinite(value) and hyper.finite):
         raise ArithmeticError(f"the marginal likelihood led to {hyper}")
-    total = -value * len(data.count) - math.log(unit) * float(
-        data.count.sum()
-    )  # density of the unscaled values
+    # The density of the values as they were, before they were divided by the unit.
+    total = -value * len(data.count) - math.log(unit) * float(data.count.sum())
     return Fit(hyper, bool(result.success), total)
+
+
+def _scaled_data(data: Merged, centre: float, unit: float) -> Merged:
+    return Merged(data.inputs, data.count, (data.mean - centre) / unit, data.scatter / unit**2)
+
+
+def _scaled_hyper(hyper: Hyper, centre: float, unit: float) -> Hyper:
+    return Hyper(
+        (hyper.mean - centre) / unit, hyper.signal / unit**2, hyper.noise / unit**2, hyper.lengths
+    )

@@ -40,7 +40,8 @@ def test_min_of_k_and_online_distinct_online_rows(
 
 @BOTH
 def test_first_pick_is_fair(cls: type[Selector]) -> None:
-    # 10 clients, 4 picked, 2000 selectors: each client is Binomial(2000, 0.4), the first and the last one too.
+    # 10 clients, 4 picked, 2000 selectors: each client is Binomial(2000, 0.4), the first and the
+    # last one too.
     counts = np.zeros(10)
     for seed in range(2000):
         s = make(cls, 10, seed)
@@ -50,7 +51,8 @@ def test_first_pick_is_fair(cls: type[Selector]) -> None:
 
 @BOTH
 def test_seats_within_the_cohort_are_fair(cls: type[Selector]) -> None:
-    # Whoever is first in the cohort may run first: the seat must not follow the id. Seat 0 of client 0 of 5, k = 5.
+    # Whoever is first in the cohort may run first: the seat must not follow the id. Seat 0 of
+    # client 0 of 5, k = 5.
     first = sum(int(make_and_pick(cls, seed)[0]) == 0 for seed in range(2000))
     assert abs(first - 400) < five_sigma(2000, 0.2)
 
@@ -69,7 +71,8 @@ def test_a_resumed_selector_continues_exactly(cls: type[Selector]) -> None:
             picks.append(s.select(look(s.clients, t, online), 5).tolist())
         return picks
 
-    first, second = make(cls, 30, seed=1), make(cls, 30, seed=2)
+    first = make(cls, 30, seed=1)
+    second = make(cls, 30, seed=2)
     play(first, range(1, 8))
     second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
     assert play(first, range(8, 16)) == play(second, range(8, 16))
@@ -79,8 +82,11 @@ def test_a_resumed_selector_continues_exactly(cls: type[Selector]) -> None:
 
 
 def test_random_stays_uniform_round_after_round() -> None:
-    # One selector, 3000 rounds, 3 of 8 online: Binomial(3000, 3/8) each; pairs too, 3*2/(8*7) = 3/28.
-    s, counts, pair = make(Random, 12), np.zeros(12), 0
+    # One selector, 3000 rounds, 3 of 8 online: Binomial(3000, 3/8) each; pairs too, 3*2/(8*7) =
+    # 3/28.
+    s = make(Random, 12)
+    counts = np.zeros(12)
+    pair = 0
     online = [1, 2, 3, 5, 6, 8, 10, 11]
     for t in range(3000):
         rows = s.select(look(s.clients, t + 1, online), 3)
@@ -101,9 +107,10 @@ def test_random_leaves_the_online_rows_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_turns_are_equal_when_all_stay_online(seed: int) -> None:
-    # 11 clients, 4 a round: they queue, so at any time nobody is two turns ahead of anybody, and 33 rounds are 12
-    # turns each.
-    s, counts = make(RoundRobin, 11, seed), np.zeros(11, int)
+    # 11 clients, 4 a round: they queue, so at any time nobody is two turns ahead of anybody, and 33
+    # rounds are 12 turns each.
+    s = make(RoundRobin, 11, seed)
+    counts = np.zeros(11, int)
     for t in range(1, 34):
         counts[s.select(look(s.clients, t), 4)] += 1
         assert counts.max() - counts.min() <= 1
@@ -112,8 +119,10 @@ def test_turns_are_equal_when_all_stay_online(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nobody_waits_longer_than_a_pass(seed: int) -> None:
-    # 11 clients, 4 a round: the 10 others that can be ahead of a client are through after 3 rounds at the latest.
-    s, last = make(RoundRobin, 11, seed), np.zeros(11, int)
+    # 11 clients, 4 a round: the 10 others that can be ahead of a client are through after 3 rounds
+    # at the latest.
+    s = make(RoundRobin, 11, seed)
+    last = np.zeros(11, int)
     for t in range(1, 100):
         last[s.select(look(s.clients, t), 4)] = t
         assert t - last.min() < 3
@@ -121,7 +130,8 @@ def test_nobody_waits_longer_than_a_pass(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nobody_online_who_waited_longer_is_passed_over(seed: int) -> None:
-    s, rng = make(RoundRobin, 25, seed), np.random.default_rng(seed)
+    s = make(RoundRobin, 25, seed)
+    rng = np.random.default_rng(seed)
     last = np.zeros(25, int)
     for t in range(1, 80):
         online = np.flatnonzero(rng.random(25) < rng.random())
@@ -133,12 +143,16 @@ def test_nobody_online_who_waited_longer_is_passed_over(seed: int) -> None:
 
 
 def test_turns_even_out_though_clients_come_and_go() -> None:
-    # 20 clients, each online half of the time, 2 a round, 600 rounds: 60 turns each on average. About 10 are online
-    # and a client waits for about 10 rounds, so turns come at nearly regular gaps: far less spread than the binomial
-    # sqrt(60) = 7.7 of a random choice. Being off by 10 is a gross error here, and common under a random choice.
-    s, rng, counts = make(RoundRobin, 20), np.random.default_rng(3), np.zeros(20)
+    # 20 clients, each online half of the time, 2 a round, 600 rounds: 60 turns each on average.
+    # About 10 are online and a client waits for about 10 rounds, so turns come at nearly regular
+    # gaps: far less spread than the binomial sqrt(60) = 7.7 of a random choice. Being off by 10 is
+    # a gross error here, and common under a random choice.
+    s = make(RoundRobin, 20)
+    rng = np.random.default_rng(3)
+    counts = np.zeros(20)
     for t in range(1, 601):
-        counts[s.select(look(s.clients, t, np.flatnonzero(rng.random(20) < 0.5)), 2)] += 1
+        online = np.flatnonzero(rng.random(20) < 0.5)
+        counts[s.select(look(s.clients, t, online), 2)] += 1
     assert np.abs(counts - counts.mean()).max() < 10
 
 
@@ -172,12 +186,11 @@ def test_best_takes_integers_and_keeps_its_input() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_ties_at_the_threshold_are_fair(k: int) -> None:
-    # The 9 is always in; k - 1 seats for five equal ones (k = 1: none). Each gets one with probability (k-1)/5.
-    scores, rng, counts = (
-        np.array([1.0, 5, 5, 9, 5, 5, 5, 0]),
-        np.random.default_rng(0),
-        np.zeros(8),
-    )
+    # The 9 is always in; k - 1 seats for five equal ones (k = 1: none). Each gets one with
+    # probability (k-1)/5.
+    scores = np.array([1.0, 5, 5, 9, 5, 5, 5, 0])
+    rng = np.random.default_rng(0)
+    counts = np.zeros(8)
     for _ in range(2000):
         counts[best(scores, k, rng)] += 1
     share = (k - 1) / 5
@@ -188,7 +201,8 @@ def test_ties_at_the_threshold_are_fair(k: int) -> None:
 
 def test_order_among_ties_is_fair() -> None:
     # Four equal scores and k = 4: each is first with probability 1/4.
-    rng, counts = np.random.default_rng(0), np.zeros(4)
+    rng = np.random.default_rng(0)
+    counts = np.zeros(4)
     for _ in range(2000):
         counts[best(np.ones(4), 4, rng)[0]] += 1
     assert np.abs(counts - 500).max() < five_sigma(2000, 0.25)

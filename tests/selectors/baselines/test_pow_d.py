@@ -15,9 +15,8 @@ from fedsuv_plugin.selectors.signals import LOSS
 
 
 def make(n: int, seed: int = 0, samples: object = 40, **params: object) -> PowD:
-    return PowD(
-        PowDParams.from_mapping(params), table(n, samples=samples), np.random.default_rng(seed)
-    )  # type: ignore[arg-type]
+    clients = table(n, samples=samples)  # type: ignore[arg-type]
+    return PowD(PowDParams.from_mapping(params), clients, np.random.default_rng(seed))
 
 
 def asked(
@@ -40,7 +39,7 @@ def test_the_largest_losses_of_the_candidates_by_hand() -> None:
 
 
 def test_agrees_with_the_pseudocode() -> None:
-    """Candidates first, then the k largest losses among them, and nobody else's loss plays a part."""
+    """Candidates first, then the k largest losses among them; no other loss plays a part."""
     for seed in range(50):
         losses = np.random.default_rng(seed).random(40)
         s = make(40, seed, d=12)
@@ -63,8 +62,10 @@ def test_candidates_are_drawn_in_proportion_to_data() -> None:
 
 def test_by_default_there_are_twice_as_many_candidates_as_seats() -> None:
     s = make(50)
-    assert len(s.probe(replace(look(s.clients), seats=7)).rows) == 14  # type: ignore[union-attr]
-    assert len(s.probe(replace(look(s.clients, online=[1, 2, 3]), seats=7)).rows) == 3  # type: ignore[union-attr]
+    for online, candidates in ((None, 14), ([1, 2, 3], 3)):
+        question = s.probe(replace(look(s.clients, online=online), seats=7))
+        assert question is not None
+        assert len(question.rows) == candidates
 
 
 def test_seats_left_over_go_to_the_unknown_then_to_the_largest_known_loss() -> None:
@@ -72,7 +73,8 @@ def test_seats_left_over_go_to_the_unknown_then_to_the_largest_known_loss() -> N
     s.update(outcome(1, [0, 1, 2], [1.0, 3.0, 2.0]))
     s.clients.samples[:] = [0, 0, 0, 0, 5, 5]  # the candidates are 4 and 5
     view = asked(s, np.array([0, 0, 0, 0, 0.1, 0.2]), 5)
-    # 5 and 4 by their answers; 3 was never heard of; then 1 (loss 3) and 2 (loss 2), not 0 (loss 1).
+    # 5 and 4 by their answers; 3 was never heard of; then 1 (loss 3) and 2 (loss 2), not 0 (loss
+    # 1).
     assert s.select(view, 5).tolist() == [5, 4, 3, 1, 2]
 
 
@@ -83,11 +85,8 @@ def test_a_candidate_that_does_not_answer_is_passed_over() -> None:
 
 def test_without_probes_it_remembers_the_losses_met_in_training() -> None:
     s = make(5, d=5)
-    s.update(
-        outcome(
-            1, [0, 1, 2, 3, 4], [5.0, 1.0, 4.0, 2.0, 3.0], valid=[True, True, True, True, False]
-        )
-    )
+    valid = [True, True, True, True, False]
+    s.update(outcome(1, [0, 1, 2, 3, 4], [5.0, 1.0, 4.0, 2.0, 3.0], valid=valid))
     picks = s.select(look(s.clients, 2), 3).tolist()
     assert picks == [4, 0, 2]  # 4 missed the round: unknown comes first
 

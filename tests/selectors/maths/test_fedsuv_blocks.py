@@ -36,7 +36,8 @@ from fedsuv_plugin.selectors.maths.pareto import (
 
 
 def test_theta_and_norms_by_hand() -> None:
-    # d = 1, ridge 2, reward 1 at x = 2, then 0 at x = 1: H = 2 + 4 + 1 = 7, b = 2, theta = 2/7; ||3|| = 3/sqrt(7).
+    # d = 1, ridge 2, reward 1 at x = 2, then 0 at x = 1: H = 2 + 4 + 1 = 7, b = 2, theta = 2/7;
+    # ||3|| = 3/sqrt(7).
     bandit = LinearBandit(1, ridge=2.0)
     bandit.update(np.array([[2.0]]), np.array([1.0]))
     bandit.update(np.array([[1.0]]), np.array([0.0]))
@@ -53,17 +54,20 @@ def test_norms_before_any_feedback() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_linear_bandit_agrees_with_the_formula(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    bandit, h, b = LinearBandit(4, ridge=0.3), 0.3 * np.eye(4), np.zeros(4)
+    bandit = LinearBandit(4, ridge=0.3)
+    h = 0.3 * np.eye(4)
+    b = np.zeros(4)
     for _ in range(6):
-        contexts, rewards = rng.normal(size=(5, 4)), rng.random(5)
+        contexts = rng.normal(size=(5, 4))
+        rewards = rng.random(5)
         bandit.update(contexts, rewards)
         for x, r in zip(contexts, rewards, strict=True):
-            h, b = h + np.outer(x, x), b + r * x
+            h = h + np.outer(x, x)
+            b = b + r * x
     np.testing.assert_allclose(bandit.theta, np.linalg.inv(h) @ b, rtol=1e-9)
     fresh = rng.normal(size=(7, 4))
-    np.testing.assert_allclose(
-        bandit.norms(fresh), [np.sqrt(x @ np.linalg.inv(h) @ x) for x in fresh], rtol=1e-9
-    )
+    norms = [np.sqrt(x @ np.linalg.inv(h) @ x) for x in fresh]
+    np.testing.assert_allclose(bandit.norms(fresh), norms, rtol=1e-9)
 
 
 # Kernel
@@ -79,11 +83,11 @@ def kernel_by_the_book(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.
 
 def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
     # At distance 1/sqrt(5) length-scales r = 1: (1 + 1 + 1/3)/e.
-    assert matern(np.array([[0.0]]), np.array([[0.4]]), np.array([0.4 * 5**0.5])) == pytest.approx(
-        7 / 3 / np.e
-    )
+    correlation = matern(np.array([[0.0]]), np.array([[0.4]]), np.array([0.4 * 5**0.5]))
+    assert correlation == pytest.approx(7 / 3 / np.e)
     rng = np.random.default_rng(0)
-    a, b = rng.random((6, 3)), rng.random((9, 3))
+    a = rng.random((6, 3))
+    b = rng.random((9, 3))
     kernel = gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=3).double()
     kernel.lengthscale = torch.from_numpy(LENGTHS)
     theirs = kernel(torch.from_numpy(a), torch.from_numpy(b)).to_dense().detach().numpy()
@@ -97,28 +101,31 @@ def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
 def posterior_by_the_book(
     inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation at all inputs from every single observation, repeated ones as separate rows."""
-    k_all = hyper.signal * kernel_by_the_book(inputs, inputs[places], hyper.lengths)
-    inverse = np.linalg.inv(
-        hyper.signal * kernel_by_the_book(inputs[places], inputs[places], hyper.lengths)
-        + hyper.noise * np.eye(len(places))
-    )
-    return (
-        hyper.mean + k_all @ inverse @ (values - hyper.mean),
-        np.sqrt(hyper.signal - np.einsum("np,pq,nq->n", k_all, inverse, k_all)),
-    )
+    """Mean and deviation at all inputs, where every observation is a row, repeated or not."""
+    seen = inputs[places]
+    k_all = hyper.signal * kernel_by_the_book(inputs, seen, hyper.lengths)
+    k_seen = hyper.signal * kernel_by_the_book(seen, seen, hyper.lengths)
+    inverse = np.linalg.inv(k_seen + hyper.noise * np.eye(len(places)))
+    mean = hyper.mean + k_all @ inverse @ (values - hyper.mean)
+    variance = hyper.signal - np.einsum("np,pq,nq->n", k_all, inverse, k_all)
+    return mean, np.sqrt(variance)
 
 
 def feed(
     gp: GaussianProcess, rng: np.random.Generator, batches: list[int], among: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Batches of observations at the first `among` inputs, so that they repeat; the posterior is read in between."""
-    places, values = np.empty(0, int), np.empty(0)
+    """Feed batches of observations at the first `among` inputs, so that some repeat.
+
+    The posterior is read after each, so that it is brought up to date."""
+    places = np.empty(0, int)
+    values = np.empty(0)
     for size in batches:
-        new, seen = rng.integers(0, among, size), rng.normal(4, 2, size)
+        new = rng.integers(0, among, size)
+        seen = rng.normal(4, 2, size)
         gp.observe(new, seen)
         assert np.isfinite(gp.mean).all()
-        places, values = np.r_[places, new], np.r_[values, seen]
+        places = np.r_[places, new]
+        values = np.r_[values, seen]
     return places, values
 
 
@@ -142,14 +149,12 @@ def test_correcting_and_starting_over_are_both_at_work() -> None:
     gp = GaussianProcess(rng.random((300, 3)), HYPER, max_points=1000)
     feed(gp, rng, [20] * 12, among=100)
     assert isinstance(gp._factor, ExactFactor)
-    assert (
-        len(gp.observed) < len(gp._factor.basis) < 240
-    )  # begun with some rounds merged, then extended
+    # It started with some rounds merged and was then extended ...
+    assert len(gp.observed) < len(gp._factor.basis) < 240
     for _ in range(30):
         feed(gp, rng, [20], among=100)
-        assert (
-            len(gp._factor.basis) <= 100 + gaussian_process.SLACK
-        )  # and merged again before it grows without end
+        # ... and it is merged again before it grows without end.
+        assert len(gp._factor.basis) <= 100 + gaussian_process.SLACK
 
 
 def test_prior_before_any_observation() -> None:
@@ -159,7 +164,8 @@ def test_prior_before_any_observation() -> None:
 
 
 def test_one_observation_by_hand() -> None:
-    # Signal 2.5, noise 0.2, value 7 at the input itself: mean 4 + 3 * 2.5/2.7, variance 2.5 - 2.5^2/2.7.
+    # Signal 2.5, noise 0.2, value 7 at the input itself: mean 4 + 3 * 2.5/2.7, variance 2.5 -
+    # 2.5^2/2.7.
     gp = GaussianProcess(np.zeros((1, 3)), HYPER, max_points=10)
     gp.observe(np.array([0]), np.array([7.0]))
     assert gp.mean == pytest.approx([4 + 3 * 2.5 / 2.7])
@@ -169,7 +175,9 @@ def test_one_observation_by_hand() -> None:
 def test_merged_and_unmerged_observations_give_the_same_posterior() -> None:
     # All at once is merged; one by one, they are rows of their own.
     rng = np.random.default_rng(3)
-    inputs, places, values = rng.random((50, 3)), rng.integers(0, 12, 60), rng.normal(4, 2, 60)
+    inputs = rng.random((50, 3))
+    places = rng.integers(0, 12, 60)
+    values = rng.normal(4, 2, 60)
     together, alone = (GaussianProcess(inputs, HYPER, max_points=1000) for _ in range(2))
     together.observe(places, values)
     for place, value in zip(places, values, strict=True):
@@ -184,22 +192,22 @@ def test_merged_and_unmerged_observations_give_the_same_posterior() -> None:
 
 def test_new_hyper_parameters_reach_everything() -> None:
     rng = np.random.default_rng(4)
-    inputs, other = rng.random((40, 3)), Hyper(1.0, 0.7, 0.05, np.array([2.0, 0.1, 0.4]))
+    inputs = rng.random((40, 3))
+    other = Hyper(1.0, 0.7, 0.05, np.array([2.0, 0.1, 0.4]))
     gp = GaussianProcess(inputs, HYPER, max_points=1000)
     first = feed(gp, rng, [30, 10], among=40)
     gp.set_hyper(other)
     more = feed(gp, rng, [10], among=40)
-    mean, deviation = posterior_by_the_book(
-        inputs, np.r_[first[0], more[0]], np.r_[first[1], more[1]], other
-    )
+    places = np.r_[first[0], more[0]]
+    values = np.r_[first[1], more[1]]
+    mean, deviation = posterior_by_the_book(inputs, places, values, other)
     np.testing.assert_allclose(gp.mean, mean, rtol=1e-7)
     np.testing.assert_allclose(gp.deviation, deviation, rtol=1e-7)
 
 
 def test_blocks_and_panels_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gaussian_process, "BLOCK", 1000
-    )  # 64 rows at a time; 300 points are three panels
+    # 64 rows at a time; 300 points are three panels.
+    monkeypatch.setattr(gaussian_process, "BLOCK", 1000)
     rng = np.random.default_rng(5)
     inputs = rng.random((401, 3))
     gp = GaussianProcess(inputs, HYPER, max_points=1000)
@@ -213,9 +221,11 @@ def test_blocks_and_panels_leave_no_seam(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_single_precision_is_good_to_a_thousandth(
     monkeypatch: pytest.MonkeyPatch, max_points: int
 ) -> None:
-    # Of the function's deviation. Rounding is 6e-8; 1/noise = 100 and some 200 summands make that 1e-4 at most or so.
+    # A thousandth of the function's deviation. Rounding is 6e-8; 1/noise = 100 and some 200
+    # summands make that about 1e-4 at most.
     rng = np.random.default_rng(6)
-    inputs, hyper = rng.random((300, 3)), Hyper(0.0, 1.0, 0.01, LENGTHS)
+    inputs = rng.random((300, 3))
+    hyper = Hyper(0.0, 1.0, 0.01, LENGTHS)
     gps = []
     for single_from in (1, 1000):
         monkeypatch.setattr(gaussian_process, "SINGLE_FROM", single_from)
@@ -237,11 +247,12 @@ def inducing_by_the_book(
     places: np.ndarray,
     values: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Titsias (2009), eq. (6) and (10): q(f) = k_xz S k_zo y / noise, S = (k_zz + k_zo k_oz / noise)^-1."""
+    """Titsias (2009), eq. (6) and (10): the mean of q(f) is k_xz S k_zo y / noise.
+
+    S = (k_zz + k_zo k_oz / noise)^-1."""
     h = gp.hyper
-    zz = h.signal * kernel_by_the_book(basis, basis, h.lengths) + 1e-10 * h.signal * np.eye(
-        len(basis)
-    )
+    zz = h.signal * kernel_by_the_book(basis, basis, h.lengths)
+    zz += 1e-10 * h.signal * np.eye(len(basis))
     zo = h.signal * kernel_by_the_book(basis, inputs[places], h.lengths)
     xz = h.signal * kernel_by_the_book(inputs, basis, h.lengths)
     s = np.linalg.inv(zz + zo @ zo.T / h.noise)
@@ -266,12 +277,16 @@ def test_inducing_posterior_equals_the_closed_form(batches: list[int]) -> None:
 
 
 def test_inducing_posterior_is_near_the_exact_one_where_the_function_is_smooth() -> None:
-    # Length-scales of the size of the domain: at every observed input the points chosen leave at most LEFT_OVER of the
-    # variance, a deviation of 0.003. Three of those is the most a mean should be off.
+    # Length-scales of the size of the domain: at every observed input the points chosen leave at
+    # most LEFT_OVER of the variance, a deviation of 0.003. Three of those is the most a mean should
+    # be off.
     rng = np.random.default_rng(9)
-    inputs, hyper = rng.random((400, 2)), Hyper(0.0, 1.0, 0.1, np.array([1.0, 1.5]))
-    exact, sparse = GaussianProcess(inputs, hyper, 1000), GaussianProcess(inputs, hyper, 100)
-    places, values = rng.integers(0, 300, 600), rng.normal(size=600)
+    inputs = rng.random((400, 2))
+    hyper = Hyper(0.0, 1.0, 0.1, np.array([1.0, 1.5]))
+    exact = GaussianProcess(inputs, hyper, 1000)
+    sparse = GaussianProcess(inputs, hyper, 100)
+    places = rng.integers(0, 300, 600)
+    values = rng.normal(size=600)
     for gp in (exact, sparse):
         gp.observe(places, values)
     assert np.abs(exact.mean - sparse.mean).max() < 3 * gaussian_process.LEFT_OVER**0.5
@@ -308,17 +323,8 @@ def test_pivots_by_the_book() -> None:
     for m in range(25):  # each has the largest variance given those before
         before = inputs[chosen[:m]]
         cross = kernel_by_the_book(inputs, before, LENGTHS)
-        left = (
-            1
-            - np.einsum(
-                "nm,mk,nk->n",
-                cross,
-                np.linalg.inv(kernel_by_the_book(before, before, LENGTHS)),
-                cross,
-            )
-            if m
-            else np.ones(60)
-        )
+        inverse = np.linalg.inv(kernel_by_the_book(before, before, LENGTHS))
+        left = 1 - np.einsum("nm,mk,nk->n", cross, inverse, cross)
         assert left[chosen[m]] == pytest.approx(left.max(), abs=1e-9)
     assert len(pivots(np.zeros((9, 3)), LENGTHS, 5)) == 1  # nothing is left after the first
 
@@ -339,10 +345,9 @@ def test_a_resumed_gp_goes_on_bit_by_bit(max_points: int) -> None:
     assert np.array_equal(whole.deviation, resumed.deviation)
 
 
-def test_a_loaded_state_stays_the_givers() -> None:
-    gp, other = (
-        GaussianProcess(np.random.default_rng(0).random((30, 3)), HYPER, 100) for _ in range(2)
-    )
+def test_a_loaded_state_still_belongs_to_the_caller() -> None:
+    inputs = np.random.default_rng(0).random((30, 3))
+    gp, other = (GaussianProcess(inputs, HYPER, 100) for _ in range(2))
     feed(gp, np.random.default_rng(1), [30], among=30)
     state = gp.state_dict()
     kept = copy.deepcopy(state)
@@ -369,17 +374,19 @@ def merged_by_the_book(inputs: np.ndarray, places: np.ndarray, values: np.ndarra
 def likelihood_by_the_book(
     inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper
 ) -> float:
-    """Of every single observation."""
-    covariance = hyper.signal * kernel_by_the_book(
-        inputs[places], inputs[places], hyper.lengths
-    ) + hyper.noise * np.eye(len(places))
+    """ln p of every single observation."""
+    seen = inputs[places]
+    covariance = hyper.signal * kernel_by_the_book(seen, seen, hyper.lengths)
+    covariance += hyper.noise * np.eye(len(places))
     return float(multivariate_normal.logpdf(values, np.full(len(places), hyper.mean), covariance))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_with_the_scatter_term_merging_leaves_the_likelihood(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    inputs, places, values = rng.random((20, 3)), rng.integers(0, 20, 50), rng.normal(0.5, 1, 50)
+    inputs = rng.random((20, 3))
+    places = rng.integers(0, 20, 50)
+    values = rng.normal(0.5, 1, 50)
     hyper = Hyper(0.2, 1.3, 0.4, LENGTHS)
     model = MergedModel(merged_by_the_book(inputs, places, values), hyper)
     with gpytorch.settings.fast_computations(log_prob=False):
@@ -389,11 +396,14 @@ def test_with_the_scatter_term_merging_leaves_the_likelihood(seed: int) -> None:
 
 def test_observed_merges_as_the_book_does() -> None:
     rng = np.random.default_rng(0)
-    inputs, places, values = rng.random((20, 3)), rng.integers(0, 20, 90), rng.normal(1e6, 1, 90)
+    inputs = rng.random((20, 3))
+    places = rng.integers(0, 20, 90)
+    values = rng.normal(1e6, 1, 90)
     gp = GaussianProcess(inputs, HYPER, 100)
     for part in np.array_split(np.arange(90), 7):
         gp.observe(places[part], values[part])
-    data, book = gp.data(), merged_by_the_book(inputs - inputs.mean(axis=0), places, values)
+    data = gp.data()
+    book = merged_by_the_book(inputs - inputs.mean(axis=0), places, values)
     order = np.argsort(gp.observed.place)
     for name in ("inputs", "count", "mean"):
         np.testing.assert_allclose(getattr(data, name)[order], getattr(book, name))
@@ -405,12 +415,12 @@ def test_observed_merges_as_the_book_does() -> None:
 def gp_world(
     seed: int, points: int, repeats: int, hyper: Hyper
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, places and values: noisy observations of a function drawn from the process."""
     rng = np.random.default_rng(seed)
     inputs = rng.random((points, len(hyper.lengths)))
-    covariance = hyper.signal * (
-        kernel_by_the_book(inputs, inputs, hyper.lengths) + 1e-9 * np.eye(points)
-    )
-    function = hyper.mean + np.linalg.cholesky(covariance) @ rng.normal(size=points)
+    correlation = kernel_by_the_book(inputs, inputs, hyper.lengths) + 1e-9 * np.eye(points)
+    root = np.linalg.cholesky(hyper.signal * correlation)
+    function = hyper.mean + root @ rng.normal(size=points)
     places = np.repeat(np.arange(points), repeats)
     return inputs, places, function[places] + rng.normal(0, hyper.noise**0.5, len(places))
 
@@ -418,8 +428,9 @@ def gp_world(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
 def test_fit_climbs_above_the_truth(seed: int, scale: float) -> None:
-    # The maximum of the likelihood is at least as likely as the parameters the data come from, whatever the unit. Noise
-    # is known from 120 repeats: chi^2 with 60 degrees of freedom, relative deviation sqrt(2/60) = 0.18, four of them.
+    # The maximum of the likelihood is at least as likely as the parameters the data come from,
+    # whatever the unit. Noise is known from 120 repeats: chi^2 with 60 degrees of freedom, relative
+    # deviation sqrt(2/60) = 0.18, four of them.
     truth = Hyper(3 * scale, 2 * scale**2, 0.3 * scale**2, np.array([0.3, 0.8, 20.0]))
     inputs, places, values = gp_world(seed, 60, 2, truth)
     start = Hyper(values.mean(), values.var(), 0.25 * values.var(), np.full(3, 0.5))
@@ -435,20 +446,15 @@ def test_fit_climbs_above_the_truth(seed: int, scale: float) -> None:
 def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
     inputs, places, values = gp_world(5, 80, 1, HYPER)
     data = merged_by_the_book(inputs, places, values)
-    random, threads, kind = (
-        torch.get_rng_state(),
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-    )
+    random = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    kind = torch.get_default_dtype()
     numpy_state = np.random.get_state()[1].copy()
-    first, again = fit(data, HYPER), fit(data, HYPER)
+    first = fit(data, HYPER)
+    again = fit(data, HYPER)
     assert first.converged
-    assert first.hyper.lengths.tolist() == again.hyper.lengths.tolist()
-    assert (first.hyper.mean, first.hyper.signal, first.hyper.noise) == (
-        again.hyper.mean,
-        again.hyper.signal,
-        again.hyper.noise,
-    )
+    for name in ("mean", "signal", "noise", "lengths"):
+        assert np.array_equal(getattr(first.hyper, name), getattr(again.hyper, name))
     warm = fit(data, first.hyper)  # already there
     assert warm.log_likelihood == pytest.approx(first.log_likelihood, abs=0.05)
     assert torch.equal(torch.get_rng_state(), random)
@@ -459,16 +465,22 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
 # Pareto steps
 
 small = st.integers(0, 4).map(float)
-rectangles = st.lists(st.tuples(small, small, small, small), min_size=1, max_size=14).map(
-    lambda rows: (
-        np.array([[min(a, b) for a, b, _, _ in rows], [min(c, d) for _, _, c, d in rows]]),
-        np.array([[max(a, b) for a, b, _, _ in rows], [max(c, d) for _, _, c, d in rows]]),
-    )
-)
+corners = st.lists(st.tuples(small, small, small, small), min_size=1, max_size=14)
+
+
+def rectangles_between(rows: list[tuple[float, float, float, float]]) -> tuple[Any, Any]:
+    """low, high (2, n) of the rectangles with opposite corners (a, c) and (b, d)."""
+    a, b, c, d = np.array(rows).T
+    low = np.array([np.minimum(a, b), np.minimum(c, d)])
+    high = np.array([np.maximum(a, b), np.maximum(c, d)])
+    return low, high
+
+
+rectangles = corners.map(rectangles_between)
 
 
 def classify_by_the_book(low: np.ndarray, high: np.ndarray, keep: int) -> list[int]:
-    """Algorithm 1, lines 10-18, lowest upper utility first, one at a time: who is left."""
+    """Who is left after Algorithm 1, lines 10-18: lowest upper utility first, one at a time."""
     pool = list(range(low.shape[1]))
     for x in sorted(pool, key=lambda i: high[1, i]):
         if len(pool) <= keep:
@@ -486,7 +498,7 @@ def test_dominance_agrees_with_the_definition(
     low, high = shapes
     left = np.flatnonzero(~dominated(low, high, np.random.default_rng(seed)))
     book = classify_by_the_book(low, high, keep=0)
-    # Equal points may be left in the place of each other, so what is compared is the rectangles.
+    # Which of several equal points is left is random, so that the rectangles are compared.
     both = np.vstack([low, high]).T
     assert sorted(map(tuple, both[left])) == sorted(map(tuple, both[book]))
 
@@ -508,16 +520,17 @@ def test_dominance_at_size(seed: int) -> None:
     rng = np.random.default_rng(seed)
     low = rng.random((2, 400))
     high = low + rng.exponential(0.1, (2, 400))
-    book = [
-        i for i in range(400) if any(i != j and (high[:, i] <= low[:, j]).all() for j in range(400))
-    ]
+    others = [np.delete(low, i, axis=1) for i in range(400)]
+    book = [i for i in range(400) if (high[:, [i]] <= others[i]).all(axis=0).any()]
     assert np.flatnonzero(dominated(low, high, rng)).tolist() == book
     assert len(book) > 100
 
 
 def test_equal_points_do_not_delete_each_other_and_the_one_that_stays_is_fair() -> None:
     # Four clients known for certain and equal: one stays, each with probability 1/4.
-    point, rng, stays = np.full((2, 4), 0.5), np.random.default_rng(0), np.zeros(4)
+    point = np.full((2, 4), 0.5)
+    rng = np.random.default_rng(0)
+    stays = np.zeros(4)
     for _ in range(2000):
         out = dominated(point, point, rng)
         assert out.sum() == 3
@@ -526,12 +539,11 @@ def test_equal_points_do_not_delete_each_other_and_the_one_that_stays_is_fair() 
 
 
 def test_elimination_by_hand() -> None:
-    # The largest lower bound is 0.5: rows 0, 1 and 3 are not above it. With room for two, the lowest upper ones go.
-    low, high, rng = (
-        np.array([0.0, 0.1, 0.5, 0.2]),
-        np.array([0.3, 0.5, 0.9, 0.4]),
-        np.random.default_rng(0),
-    )
+    # The largest lower bound is 0.5: rows 0, 1 and 3 are not above it. With room for two, the
+    # lowest upper ones go.
+    low = np.array([0.0, 0.1, 0.5, 0.2])
+    high = np.array([0.3, 0.5, 0.9, 0.4])
+    rng = np.random.default_rng(0)
     assert surely_worse(low, high, 9, rng).tolist() == [0, 1, 3]
     assert sorted(surely_worse(low, high, 2, rng).tolist()) == [0, 3]
     assert surely_worse(low, high, 0, rng).tolist() == []
@@ -540,9 +552,9 @@ def test_elimination_by_hand() -> None:
 
 def test_diagonals_by_hand() -> None:
     # Sides 3 and 80/20 = 4.
-    assert diagonals(
-        np.array([[1.0], [10.0]]), np.array([[4.0], [90.0]]), np.array([1.0, 20.0])
-    ).tolist() == [5.0]
+    low = np.array([[1.0], [10.0]])
+    high = np.array([[4.0], [90.0]])
+    assert diagonals(low, high, np.array([1.0, 20.0])).tolist() == [5.0]
 
 
 def test_nobody_to_compare_with() -> None:
