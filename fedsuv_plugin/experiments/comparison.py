@@ -21,8 +21,9 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -263,14 +264,17 @@ def parallel(
         return
     # torch does not survive a fork once it has threads, so processes are spawned.
     context = multiprocessing.get_context("spawn")
+    rest = iter(items)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        futures = {pool.submit(work, item): item for item in items}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # one has failed: begin no more of them
-            raise
+        running = {pool.submit(work, item): item for item in islice(rest, workers)}
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                item = running.pop(future)
+                result = future.result()
+                # Work is handed out as it is done: after an error or Ctrl-C nothing new begins.
+                for following in islice(rest, 1):
+                    running[pool.submit(work, following)] = following
+                yield item, result
 
 
 def _one_thread() -> None:

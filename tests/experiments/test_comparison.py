@@ -225,6 +225,11 @@ def refused(number: Number) -> int:
     raise UserError(f"{number.label}: refused")
 
 
+def refused_once_begun(path: Path) -> None:
+    path.touch()
+    raise UserError("refused")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_parallel_gives_every_item_its_result(workers: int) -> None:
     assert dict(parallel(abs, [-1, -2, -3], workers)) == {-1: 1, -2: 2, -3: 3}
@@ -251,6 +256,13 @@ def test_a_grid_is_in_the_order_of_its_cells(workers: int) -> None:
 def test_an_error_of_a_worker_comes_through_as_it_was_raised() -> None:
     with pytest.raises(UserError, match="^a: refused$"):
         run_grid(refused, [Number("a", seed) for seed in range(3)], 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_new_begins_after_an_error(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        list(parallel(refused_once_begun, [tmp_path / str(i) for i in range(8)], workers))
+    assert 1 <= len(list(tmp_path.iterdir())) <= workers
 
 
 # ---- curves
