@@ -185,11 +185,12 @@ def _refuse_another_job(cell: Cell) -> None:
     there = _what_counts(resolve(load_job(recorded)))
     here = _what_counts(cell.job)
     for key in {**here, **there}:
-        if here.get(key) != there.get(key):
+        old = _shown(there, key)
+        new = _shown(here, key)
+        if old != new:
             raise UserError(
-                f"{cell.path}: this run is of another job: {key} is {_shown(there, key)} there and "
-                f"{_shown(here, key)} in {cell.label}, seed {cell.seed}; use another folder, or "
-                "remove that one"
+                f"{cell.path}: this run is of another job: {key} is {old} there and {new} in "
+                f"{cell.label}, seed {cell.seed}; use another folder, or remove that one"
             )
 
 
