@@ -1,6 +1,7 @@
-"""A world without training: every client has an expected validity and utility, and a selector plays against it.
+"""A world without training: clients have an expected validity and utility, and a selector plays.
 
-What a client does in a round depends on the seed, the client and the round alone, so that selectors meet the same luck.
+What a client does in a round depends on the seed, the client and the round alone, so that all
+selectors meet the same luck.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.selectors.signals import ACCURACY_GAIN
 
-ON_TIME, LATE = 1.0, 2.0  # seconds of a client that makes the deadline, and of one that misses it
+ON_TIME = 1.0  # seconds of a client that makes the deadline
+LATE = 2.0  # seconds of a client that misses it
 
 
 @dataclass(frozen=True)
@@ -52,26 +54,31 @@ class Play:
 def play(
     world: World, selector_class: type[Selector], params: Params, rounds: int, k: int, seed: int
 ) -> Play:
+    """Let a selector choose k clients a round, and tell it what became of them."""
     clients = world.clients()
     selector = selector_class(params, clients, stream(seed, "selector"))
-    n, online = len(clients), np.arange(len(clients))
-    selected, candidate, value = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(rounds)
+    n = len(clients)
+    selected = np.zeros(n, np.int64)
+    candidate = np.zeros(n, np.int64)
+    value = np.zeros(rounds)
     for t in range(1, rounds + 1):
-        rows = selector.select(
-            RoundView(round=t, total_rounds=rounds, clock=float(t), online=online, clients=clients),
-            k,
+        view = RoundView(
+            round=t, total_rounds=rounds, clock=float(t), online=np.arange(n), clients=clients
         )
+        rows = selector.select(view, k)
+        # Luck is sampled for all clients, so that a client's does not depend on who was selected.
         luck = stream(seed, "world", t)
         valid = (luck.random(n) < world.validity)[rows]
-        seen = np.where(valid, (world.utility + world.noise * luck.standard_normal(n))[rows], 0.0)
+        observed = (world.utility + world.noise * luck.standard_normal(n))[rows]
+        utility = np.where(valid, observed, 0.0)
         selector.update(
             RoundOutcome(
                 round=t,
                 rows=rows,
                 valid=valid,
                 duration=np.where(valid, ON_TIME, LATE),
-                loss=np.abs(seen),
-                utility=seen,
+                loss=np.abs(utility),
+                utility=utility,
                 samples=valid.astype(np.int64),
                 signals={ACCURACY_GAIN: valid.astype(float)},
             )

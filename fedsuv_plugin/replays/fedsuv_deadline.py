@@ -1,8 +1,8 @@
-"""FedSUV on real FedScale jobs with a deadline, beside other selectors: who is in time, and how fast it learns.
+"""FedSUV on real FedScale jobs with a deadline, beside other selectors.
 
-The paper's training runs (table 2) want GPUs; this is their question at a size for two cores: the job of
-configs/fedsuv/mnist_deadline.yml, once for every selector and seed. Swapping the selector changes nothing else: data,
-devices, their luck and the initial model depend on the seed alone.
+Who is in time, and how fast does the model learn? The job is configs/fedsuv/mnist_deadline.yml,
+once for every selector and seed: the question of the paper's table 2, at a size for two cores.
+README.md has what came out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from fedsuv_plugin.experiments.comparison import Comparison, Run, Say, summarise
+from fedsuv_plugin.experiments.curves import accuracy_curve
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
-from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
-from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays import CONFIGS, REPLAYS, RUNS, Replay, Report, Table
+
+Found = dict[str, dict[int, dict[str, Any]]]  # selector -> seed -> summary of its run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,113 +32,84 @@ class DeadlineParams(Params):
     workers: int | None = param(None, "processes; none: one per core", low=1)
 
 
-@dataclass(frozen=True)
-class Case:
-    selector: str
-    seed: int
-    params: DeadlineParams
-
-
-def run_case(case: Case) -> dict[str, Any]:
-    """One real job; what the report needs of it."""
-    rounds, metrics = play_job(
-        case.params.config,
-        {"sample_mode": case.selector, "seed": case.seed, "rounds": case.params.rounds},
+@REPLAYS.add("fedsuv/deadline")
+class Deadline(Replay):
+    name = "fedsuv/deadline"
+    shows = (
+        "FedSUV on real jobs (MNIST, 200 clients, a deadline 60 % meet): share valid, "
+        "rounds to a target accuracy"
     )
-    late = rounds[len(rounds) // 2 :]
-    reached = [m["round"] for m in metrics if m["accuracy"] >= case.params.target]
+    Params = DeadlineParams
+
+    def run(self, folder: Path, say: Say) -> Report:
+        params = self.params
+        comparison = Comparison(
+            params.config,
+            {name: {"sample_mode": name} for name in params.selectors.split(",")},
+            range(params.seeds),
+            {"rounds": params.rounds},
+        )
+        runs = comparison.run(folder / RUNS, params.workers, say)
+        found = summarise(runs, lambda run: summary(run, params.target))
+        plot_accuracy(folder / "deadline.png", found, params)
+        return Report([table(found, params)], [], ["deadline.png"], found)
+
+
+def summary(run: Run, target: float) -> dict[str, Any]:
+    """What the report needs of a run."""
+    rounds = run.rounds
+    metrics = run.metrics
+    last_half = rounds[len(rounds) // 2 :]
+    asked = sum(len(r["asked"]) for r in last_half)
+    valid = sum(len(r["valid"]) for r in last_half)
+    reached = [m["round"] for m in metrics if m["accuracy"] >= target]
     return {
-        "valid_share": sum(len(r["valid"]) for r in late)
-        / max(1, sum(len(r["asked"]) for r in late)),
+        "valid_share": valid / max(1, asked),
         "rounds_to_target": reached[0] if reached else None,
         "accuracy": metrics[-1]["accuracy"],
         "distinct_clients": len({c for r in rounds for c in r["asked"]}),
         "select_seconds": float(np.mean([r["select_seconds"] for r in rounds])),
-        "curve": [[m["round"], m["accuracy"]] for m in metrics],
+        "curve": accuracy_curve(metrics),
     }
 
 
-@REPLAYS.add("fedsuv/deadline")
-class Deadline(Replay):
-    name = "fedsuv/deadline"
-    shows = "FedSUV on real jobs (MNIST, 200 clients, a deadline 60 % meet): share valid, rounds to a target accuracy"
-    Params = DeadlineParams
-
-    def run(self, folder: Path, say: Say) -> Report:
-        names = self.params.selectors.split(",")
-        todo = [
-            Case(name, seed, self.params) for seed in range(self.params.seeds) for name in names
-        ]
-        found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in names}
-        for done, (case, result) in enumerate(
-            parallel(run_case, todo, self.params.workers), start=1
-        ):
-            found[case.selector][case.seed] = result
-            say(
-                f"{done}/{len(todo)}  {case.selector}, seed {case.seed}: accuracy {result['accuracy']:.4f}, "
-                f"valid {result['valid_share']:.0%}"
-            )
-        draw(folder / "deadline.png", found, self.params)
-        return Report(
-            [table(found, self.params)],
-            [],
-            ["deadline.png"],
-            {
-                name: {str(seed): by_seed[seed] for seed in sorted(by_seed)}
-                for name, by_seed in found.items()
-            },
-        )
+def table(found: Found, params: DeadlineParams) -> Table:
+    head = [
+        "selector",
+        "valid/asked, last half",
+        f"rounds to {params.target:g}",
+        "each seed",
+        "final accuracy",
+        "each seed",
+        "distinct clients asked",
+        "ms per selection",
+    ]
+    title = f"Mean of {params.seeds} seeds, {params.rounds} rounds"
+    return Table(title, head, [_row(name, found[name], params) for name in found])
 
 
-def table(found: dict[str, dict[int, dict[str, Any]]], params: DeadlineParams) -> Table:
-    def rounds_of(result: dict[str, Any]) -> int:
-        return int(
-            result["rounds_to_target"] or params.rounds
-        )  # never reached: at least all of them
-
-    rows = []
-    for name, by_seed in found.items():
-        results = [by_seed[seed] for seed in sorted(by_seed)]
-        rows.append(
-            [
-                name,
-                f"{np.mean([r['valid_share'] for r in results]):.1%}",
-                f"{np.mean([rounds_of(r) for r in results]):.1f}",
-                " ".join(str(r["rounds_to_target"] or f">{params.rounds}") for r in results),
-                f"{np.mean([r['accuracy'] for r in results]):.4f}",
-                " ".join(f"{r['accuracy']:.3f}" for r in results),
-                f"{np.mean([r['distinct_clients'] for r in results]):.0f}",
-                f"{1000 * np.mean([r['select_seconds'] for r in results]):.1f}",
-            ]
-        )
-    return Table(
-        f"Mean of {params.seeds} seeds, {params.rounds} rounds",
-        [
-            "selector",
-            "valid/asked, last half",
-            f"rounds to {params.target:g}",
-            "each seed",
-            "final accuracy",
-            "each seed",
-            "distinct clients asked",
-            "ms per selection",
-        ],
-        rows,
-    )
+def _row(name: str, by_seed: dict[int, dict[str, Any]], params: DeadlineParams) -> list[str]:
+    results = list(by_seed.values())
+    # A job that never reached the target counts with all its rounds: it needs at least as many.
+    rounds = [r["rounds_to_target"] or params.rounds for r in results]
+    return [
+        name,
+        f"{np.mean([r['valid_share'] for r in results]):.1%}",
+        f"{np.mean(rounds):.1f}",
+        " ".join(str(r["rounds_to_target"] or f">{params.rounds}") for r in results),
+        f"{np.mean([r['accuracy'] for r in results]):.4f}",
+        " ".join(f"{r['accuracy']:.3f}" for r in results),
+        f"{np.mean([r['distinct_clients'] for r in results]):.0f}",
+        f"{1000 * np.mean([r['select_seconds'] for r in results]):.1f}",
+    ]
 
 
-def draw(path: Path, found: dict[str, dict[int, dict[str, Any]]], params: DeadlineParams) -> None:
+def plot_accuracy(path: Path, found: Found, params: DeadlineParams) -> None:
     """Accuracy by round: the mean of the seeds, and their range."""
+    title = f"Mean and range of {params.seeds} seeds"
     with picture(path) as (_, (ax,)):
         for name, by_seed in found.items():
-            curves = np.array(
-                [by_seed[seed]["curve"] for seed in sorted(by_seed)]
-            )  # (seeds, evaluations, 2)
+            curves = np.array([r["curve"] for r in by_seed.values()])  # (seeds, evaluations, 2)
             mean_and_range(ax, curves[0, :, 0], curves[:, :, 1], name)
         ax.axhline(params.target, color="grey", linestyle=":", linewidth=1)
-        finish(
-            ax,
-            xlabel="round",
-            ylabel="test accuracy",
-            title=f"Mean and range of {params.seeds} seeds",
-        )
+        finish(ax, xlabel="round", ylabel="test accuracy", title=title)

@@ -1,9 +1,8 @@
 """FedSUV, figure 6: who stays a candidate, and who is selected.
 
-Section 6.3: 2,500 clients whose expected validity and utility fill the unit square, the first 100 rounds. The paper
-gives neither cohort size, features nor noise. Here: a 50 x 50 grid, K = 20, context = validity, utility and four
-columns that tell nothing, Bernoulli validity, utility noise 0.1. Beside it `random` and `oort` on the same world, and
-FedSUV's other settings.
+Section 6.3: 2,500 clients whose expected validity and utility fill the unit square, the first 100
+rounds. `random`, `oort` and FedSUV's other settings play on the same worlds. README.md says what
+the paper leaves open and what came out.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin import named
+from fedsuv_plugin.experiments.comparison import Say, run_grid, summarise
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import picture
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table, parallel
+from fedsuv_plugin.replays import REPLAYS, Replay, Report, Table
 from fedsuv_plugin.replays.bandit_world import Play, World, play
 
 BANDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-LOW_VALIDITY = 0.4  # of which the paper says "approximately 30 rounds"
+LOW_VALIDITY = 0.4  # the paper: clients below it take part in "approximately 30 rounds"
 PAPER_ROUNDS = 30
-UNINFORMATIVE = 4
+UNINFORMATIVE = 4  # columns of the context that tell nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +65,11 @@ def make_world(params: Fig6Params, seed: int) -> World:
 
 
 def play_case(case: Case) -> Play:
-    selector = named.client_manager_class(case.selector).selector_class  # type: ignore[attr-defined]
-    return play(
-        make_world(case.params, case.seed),
-        selector,
-        selector.Params.from_mapping(dict(case.setting)),
-        case.params.rounds,
-        case.params.k,
-        case.seed,
-    )
+    selector = named.selector_class(case.selector)
+    assert selector is not None  # all methods here are selectors of this package
+    settings = selector.Params.from_mapping(dict(case.setting))
+    world = make_world(case.params, case.seed)
+    return play(world, selector, settings, case.params.rounds, case.params.k, case.seed)
 
 
 def cases(params: Fig6Params) -> list[Case]:
@@ -95,75 +91,68 @@ def cases(params: Fig6Params) -> list[Case]:
 @REPLAYS.add("fedsuv/fig6")
 class Fig6(Replay):
     name = "fedsuv/fig6"
-    shows = "FedSUV on 2,500 simulated clients: rounds as candidate and times selected, by validity and utility"
+    shows = (
+        "FedSUV on 2,500 simulated clients: rounds as candidate and times selected, "
+        "by validity and utility"
+    )
     Params = Fig6Params
 
     def run(self, folder: Path, say: Say) -> Report:
-        plays: dict[str, dict[int, Play]] = {}
-        todo = cases(self.params)
-        for done, (case, result) in enumerate(
-            parallel(play_case, todo, self.params.workers), start=1
-        ):
-            plays.setdefault(case.label, {})[case.seed] = result
-            say(f"{done}/{len(todo)}  {case.label}, seed {case.seed}")
-        plays = {label: plays[label] for label in dict.fromkeys(case.label for case in todo)}
-        world = make_world(self.params, 0)
-        draw(folder / "fig6.png", list(plays["fedsuv"].values()), self.params)
-        return report(plays, world, self.params)
+        plays = run_grid(play_case, cases(self.params), self.params.workers, say)
+        plot_maps(folder / "fig6.png", list(plays["fedsuv"].values()), self.params)
+        # Validity and utility are the same in all worlds: the grid.
+        return report(plays, make_world(self.params, 0), self.params)
 
 
 def report(plays: dict[str, dict[int, Play]], world: World, params: Fig6Params) -> Report:
-    per_seed = {
-        label: {seed: summary(p, world, params) for seed, p in sorted(by_seed.items())}
-        for label, by_seed in plays.items()
-    }
+    per_seed = summarise(plays, lambda result: summary(result, world, params))
     fedsuv = list(plays["fedsuv"].values())
-    methods = Table(
-        f"Value per pick (validity x utility, expectations) over {params.rounds} rounds, mean of {params.seeds} worlds",
-        [
-            "method",
-            "value/pick",
-            "share of the best fixed cohort",
-            *(f"seed {s}" for s in range(params.seeds)),
-            f"rounds as candidate, validity < {LOW_VALIDITY}",
-        ],
-        [
-            [
-                label,
-                f"{_mean(rows, 'value_per_pick'):.3f}",
-                f"{_mean(rows, 'share_of_best'):.3f}",
-                *(f"{row['value_per_pick']:.3f}" for row in rows.values()),
-                f"{_mean(rows, 'low_validity_candidate_rounds'):.1f}"
-                if label.startswith("fedsuv")
-                else "-",
-            ]
-            for label, rows in per_seed.items()
-        ],
-    )
+    candidate = np.mean([p.candidate for p in fedsuv], axis=0)
+    selected = np.mean([p.selected for p in fedsuv], axis=0)
     tables = [
-        methods,
-        *(
-            bands(what, np.mean([getattr(p, key) for p in fedsuv], axis=0), world)
-            for what, key in (("Rounds as candidate", "candidate"), ("Times selected", "selected"))
-        ),
+        methods_table(per_seed, params),
+        bands("Rounds as candidate", candidate, world),
+        bands("Times selected", selected, world),
     ]
     low = _mean(per_seed["fedsuv"], "low_validity_candidate_rounds")
     note = (
-        f"The paper reads that clients with validity below {LOW_VALIDITY} take part in about {PAPER_ROUNDS} of 100 "
-        f"rounds; here they are candidates in {low:.1f} of {params.rounds}."
+        f"The paper reads that clients with validity below {LOW_VALIDITY} take part in about "
+        f"{PAPER_ROUNDS} of 100 rounds; here they are candidates in {low:.1f} of {params.rounds}."
     )
-    return Report(
-        tables,
-        [note],
-        ["fig6.png"],
-        {
-            "params": {k: getattr(params, k) for k in Fig6Params.__annotations__},
-            "methods": per_seed,
-        },
+    given = {key: getattr(params, key) for key in Fig6Params.__annotations__}
+    return Report(tables, [note], ["fig6.png"], {"params": given, "methods": per_seed})
+
+
+def methods_table(per_seed: dict[str, dict[int, dict[str, Any]]], params: Fig6Params) -> Table:
+    rows = []
+    for label, by_seed in per_seed.items():
+        low = _mean(by_seed, "low_validity_candidate_rounds")
+        rows.append(
+            [
+                label,
+                f"{_mean(by_seed, 'value_per_pick'):.3f}",
+                f"{_mean(by_seed, 'share_of_best'):.3f}",
+                *(f"{result['value_per_pick']:.3f}" for result in by_seed.values()),
+                # The others keep no pool of candidates.
+                f"{low:.1f}" if label.startswith("fedsuv") else "-",
+            ]
+        )
+    head = [
+        "method",
+        "value/pick",
+        "share of the best fixed cohort",
+        *(f"seed {seed}" for seed in range(params.seeds)),
+        f"rounds as candidate, validity < {LOW_VALIDITY}",
+    ]
+    title = (
+        f"Value per pick (validity x utility, expectations) over {params.rounds} rounds, "
+        f"mean of {params.seeds} worlds"
     )
+    return Table(title, head, rows)
 
 
 def summary(result: Play, world: World, params: Fig6Params) -> dict[str, Any]:
+    """What a selector earned, and how long it considered clients that seldom make the deadline."""
     best = np.sort(world.validity * world.utility)[-params.k :].sum()
     low = world.validity < LOW_VALIDITY
     return {
@@ -182,12 +171,9 @@ def bands(what: str, values: np.ndarray, world: World) -> Table:
     edges = list(zip(BANDS[:-1], BANDS[1:], strict=True))
 
     def cell(low_v: float, high_v: float, low_u: float, high_u: float) -> str:
-        inside = (
-            (world.validity >= low_v)
-            & (world.validity < high_v)
-            & (world.utility >= low_u)
-            & (world.utility < high_u)
-        )
+        in_column = (world.validity >= low_v) & (world.validity < high_v)
+        in_row = (world.utility >= low_u) & (world.utility < high_u)
+        inside = in_column & in_row
         return f"{values[inside].mean():.2f}" if inside.any() else "-"
 
     return Table(
@@ -197,7 +183,7 @@ def bands(what: str, values: np.ndarray, world: World) -> Table:
     )
 
 
-def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
+def plot_maps(path: Path, plays: list[Play], params: Fig6Params) -> None:
     """Both heat maps of the figure, means over the worlds."""
     from matplotlib.colors import PowerNorm
 
@@ -208,13 +194,12 @@ def draw(path: Path, plays: list[Play], params: Fig6Params) -> None:
             f"mean of {len(plays)} worlds"
         )
         for ax, (key, title) in zip(axes, titles.items(), strict=True):
-            grid = np.mean([getattr(p, key) for p in plays], axis=0).reshape(
-                params.side, params.side
-            )
-            # by the square root: a few clients are selected often, and the others should still be seen to differ
+            mean = np.mean([getattr(p, key) for p in plays], axis=0)
+            grid = mean.reshape(params.side, params.side)  # rows: validity, columns: utility
+            # A few clients are selected often. Colours go by the square root, so that the others
+            # are still seen to differ.
             norm = PowerNorm(0.5, vmin=0) if key == "selected" else None
-            image = ax.imshow(
-                grid.T, origin="lower", extent=(0, 1, 0, 1), cmap="viridis", norm=norm
-            )
+            unit_square = (0, 1, 0, 1)
+            image = ax.imshow(grid.T, origin="lower", extent=unit_square, cmap="viridis", norm=norm)
             ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
             figure.colorbar(image, ax=ax, shrink=0.9)

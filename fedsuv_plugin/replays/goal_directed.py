@@ -1,6 +1,7 @@
-"""Goal-directed selection, figures 7 and 9 and table I: accuracy by time slot of the paper's methods on real MNIST.
+"""Goal-directed selection, figures 7 and 9 and table I: accuracy by time slot, on real MNIST.
 
-The jobs are in goal_directed_jobs.py, which says what the paper leaves open.
+The jobs are in goal_directed_jobs.py. README.md says what the paper leaves open, how it was
+settled, and what came out.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsuv_plugin.experiments.comparison import Say
 from fedsuv_plugin.params import param
-from fedsuv_plugin.replays import REPLAYS, Replay, Report, Say, Table
+from fedsuv_plugin.replays import REPLAYS, RUNS, Replay, Report, Table
 from fedsuv_plugin.replays.goal_directed_jobs import (
     IID,
     JobsParams,
     Trial,
     as_data,
-    draw_curves,
+    plot_curves,
     run_all,
 )
 
@@ -30,8 +32,8 @@ PAPER_SLOTS = {
     "quick_init_ucb": ("9.92", "13.55", "26.42", "111.22"),
     "bp_ucb": ("14.09", "23.63", "57.95", "131.81"),
 }
-# What the paper says of the curves' ends: Quick-Init from 76.62 % (random) to 86.57 %, 1.44 % below the optimal one;
-# BP-UCB from 72.02 % to 86.28 %, within 3.12 %.
+# What the paper says of the ends of its curves. Quick-Init UCB: from 76.62 % (random) to 86.57 %,
+# 1.44 % below the optimal set. BP-UCB: from 72.02 % to 86.28 %, within 3.12 % of it.
 PAPER_FINAL_FIG7 = {"optimal": "0.880", "quick_init_ucb": "0.866", "random": "0.766"}
 PAPER_FINAL_FIG9 = {"optimal": "0.880-0.894", "bp_ucb": "0.863", "random": "0.720"}
 
@@ -44,21 +46,23 @@ class Curves(Replay):
     figure: ClassVar[str]
 
     def run(self, folder: Path, say: Say) -> Report:
-        found = run_all(self.params, say)
-        draw_curves(folder / self.figure, found, f"Mean and range of {self.params.trials} trials")
-        return Report(
-            [final_table(found, self.params, self.paper_final), frequency_table(found)],
-            [],
-            [self.figure],
-            as_data(found),
-        )
+        found = run_all(self.params, folder / RUNS, say)
+        plot_curves(folder / self.figure, found, f"Mean and range of {self.params.trials} trials")
+        return Report(self.tables(found), [], [self.figure], as_data(found))
+
+    def tables(self, found: dict[str, list[Trial]]) -> list[Table]:
+        return [final_table(found, self.params, self.paper_final), frequency_table(found)]
 
 
 @REPLAYS.add("goal_directed/fig7")
 class Fig7(Curves):
     name = "goal_directed/fig7"
-    shows = "Quick-Init UCB beside optimal, UCB, round robin and random: accuracy by time slot (MNIST, linear SVM)"
-    paper_final, figure = PAPER_FINAL_FIG7, "fig7.png"
+    shows = (
+        "Quick-Init UCB beside optimal, UCB, round robin and random: accuracy by time slot "
+        "(MNIST, linear SVM)"
+    )
+    paper_final = PAPER_FINAL_FIG7
+    figure = "fig7.png"
 
     @dataclass(frozen=True, kw_only=True)
     class Params(JobsParams):
@@ -68,8 +72,12 @@ class Fig7(Curves):
 @REPLAYS.add("goal_directed/fig9")
 class Fig9(Curves):
     name = "goal_directed/fig9"
-    shows = "BP-UCB beside optimal, Quick-Init UCB, round robin and random: accuracy by time slot (MNIST, linear SVM)"
-    paper_final, figure = PAPER_FINAL_FIG9, "fig9.png"
+    shows = (
+        "BP-UCB beside optimal, Quick-Init UCB, round robin and random: accuracy by time slot "
+        "(MNIST, linear SVM)"
+    )
+    paper_final = PAPER_FINAL_FIG9
+    figure = "fig9.png"
 
     @dataclass(frozen=True, kw_only=True)
     class Params(JobsParams):
@@ -77,27 +85,21 @@ class Fig9(Curves):
 
 
 @REPLAYS.add("goal_directed/table1")
-class Table1(Replay):
+class Table1(Curves):
     name = "goal_directed/table1"
-    shows = "time slots until the average accuracy is 0.75, 0.78, 0.82 and 0.85, all methods (MNIST, linear SVM)"
+    shows = (
+        "time slots until the average accuracy is 0.75, 0.78, 0.82 and 0.85, all methods "
+        "(MNIST, linear SVM)"
+    )
+    paper_final = PAPER_FINAL_FIG7
+    figure = "table1.png"
 
     @dataclass(frozen=True, kw_only=True)
     class Params(JobsParams):
         slots: int = param(500, "time slots of a job; 80 take some 3 minutes on a core", low=1)
 
-    def run(self, folder: Path, say: Say) -> Report:
-        found = run_all(self.params, say)
-        draw_curves(folder / "table1.png", found, f"Mean and range of {self.params.trials} trials")
-        return Report(
-            [
-                slots_table(found, self.params),
-                final_table(found, self.params, PAPER_FINAL_FIG7),
-                frequency_table(found),
-            ],
-            [],
-            ["table1.png"],
-            as_data(found),
-        )
+    def tables(self, found: dict[str, list[Trial]]) -> list[Table]:
+        return [slots_table(found, self.params), *super().tables(found)]
 
 
 def slots_to(accuracy: Sequence[float] | np.ndarray, target: float) -> int | None:
@@ -107,7 +109,10 @@ def slots_to(accuracy: Sequence[float] | np.ndarray, target: float) -> int | Non
 
 
 def slots_table(found: dict[str, list[Trial]], params: JobsParams) -> Table:
-    """Means count a trial that never gets there with all its slots, as the paper's 500.00 does."""
+    """Slots to each target. A trial that never gets there counts with all its slots.
+
+    So does the paper's, whose trials have 500: it gives 500.00 where no trial got there.
+    """
     rows = []
     for method, trials in found.items():
         for i, target in enumerate(TARGETS):
@@ -134,38 +139,41 @@ def mean_slots(each: list[int | None], slots: int) -> str:
 
 def final_table(found: dict[str, list[Trial]], params: JobsParams, paper: dict[str, str]) -> Table:
     final = {method: [float(t.average[-1]) for t in trials] for method, trials in found.items()}
-    rows = [
-        [
-            method,
-            f"{np.mean(each):.4f}",
-            " ".join(f"{a:.3f}" for a in each),
-            f"{np.mean(final['optimal']) - np.mean(each):+.4f}" if "optimal" in final else "",
-            paper.get(method, ""),
-            f"{np.mean([t.opinion[1:] for t in found[method]]):.4f}",
-            f"{np.mean([t.accuracy[1:] for t in found[method]]):.4f}",
-        ]
-        for method, each in final.items()
+    rows = []
+    for method, each in final.items():
+        trials = found[method]
+        gap = np.mean(final["optimal"]) - np.mean(each) if "optimal" in final else None
+        rows.append(
+            [
+                method,
+                f"{np.mean(each):.4f}",
+                " ".join(f"{a:.3f}" for a in each),
+                "" if gap is None else f"{gap:+.4f}",
+                paper.get(method, ""),
+                f"{np.mean([t.opinion[1:] for t in trials]):.4f}",
+                f"{np.mean([t.accuracy[1:] for t in trials]):.4f}",
+            ]
+        )
+    head = [
+        "method",
+        "average accuracy",
+        "each trial",
+        "optimal minus it",
+        "paper, 200 slots",
+        "mean reward of a slot",
+        "its test accuracy",
     ]
-    return Table(
-        f"After {params.slots} slots",
-        [
-            "method",
-            "average accuracy",
-            "each trial",
-            "optimal minus it",
-            "paper, 200 slots",
-            "mean reward of a slot",
-            "its test accuracy",
-        ],
-        rows,
-    )
+    return Table(f"After {params.slots} slots", head, rows)
 
 
 def frequency_table(found: dict[str, list[Trial]]) -> Table:
-    """The paper's figure 6 in two numbers: Quick-Init selects an IID client 228.95 times, another 90.34 times."""
+    """The paper's figure 6 in two numbers.
+
+    There, Quick-Init UCB selects an IID client 228.95 times and another client 90.34 times.
+    """
     rows = []
     for method, trials in found.items():
-        times = np.mean([t.times_selected for t in trials], axis=0)
+        times = np.mean([t.times_selected for t in trials], axis=0)  # (clients,)
         rows.append(
             [
                 method,

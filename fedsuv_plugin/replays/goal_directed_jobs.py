@@ -1,44 +1,35 @@
-"""What the replays of the goal-directed paper share: its methods as jobs on real MNIST, one trial at a time.
+"""What the replays of the goal-directed paper share: its methods as jobs on real MNIST.
 
-J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy with Goal-Directed
-Client Selection", Section VI. In its experiments every slot trains anew, so that a set's reward does not depend on
-the slots before, and its curves are objective (9) so far: the sum of the slots' mean opinions over t + 1. Table I shows
-both: the optimal set's 0.7683, 0.7843, 0.8217 and 0.8515 after 6, 7, 11 and 19 slots are t/(t + 1) times 0.8963, each
-time the same.
-
-The paper leaves the clients' data open: "different data sizes", clients 1-5 "i.i.d.", the others not. What is known of
-the outcome is the optimal set's reward, 0.896, and of random sets' rewards the mean, 0.77 (figure 7), and the shape:
-0.75 and 0.78 are reached after 40.24 and 391.24 slots. Normal rewards of that mean take some 480 slots to 0.78; rewards
-of which a fifth lie near 0.5 take 360 to 420, and a fifth of all sets have no IID client. So IID clients must weigh
-more than others. Here they have 500-1500 samples, the others 300-1000 of `classes_each` classes: in a simulation of the
-optimal and of random sets alone, of some twenty choices of sizes, classes and losses, that came nearest (0.895, 0.780;
-0.58 without an IID client). One choice with equal sizes and 3 classes (0.899, 0.776; 0.70 without) had been tried with
-Quick-Init UCB before and was given up; there it averaged 0.83, 0.78, 0.77 and 0.82 after 80 slots of four trials.
-Quick-Init's ties go by the clients' numbers, as in a program that lists the sets (`ties`): with that, unlike with ties
-at random, an IID client is selected 2.3 times as often as another (figure 6: 2.5).
-The SVM starts at zero. A fifth of a client's samples is held out for its opinions. Data and luck depend on the trial
-alone, so that methods meet the same world.
+J. Tong, Z. Chen, L. Fu, J. Zhang, Z. Han. "From Learning to Analytics: Improving Model Efficacy
+with Goal-Directed Client Selection", Section VI. A comparison of methods, each with several
+trials; data and luck depend on the trial alone, so that methods meet the same world. README.md
+says how the clients' data, which the paper leaves open, were chosen.
 """
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.experiments.comparison import Comparison, Run, Say
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.replays import Say, parallel
-from fedsuv_plugin.replays.jobs import CONFIGS, play_job
+from fedsuv_plugin.replays import CONFIGS
 
 CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"
-CLIENTS, K, IID, SLOT_ROUNDS, CLASSES = 20, 5, 5, 15, 10
-IID_SIZES, OTHER_SIZES = (500, 1500), (300, 1000)  # samples of a client, from and to
+CLIENTS = 20
+K = 5  # clients of a set
+IID = 5  # clients 1 to 5 have samples of all classes
+CLASSES = 10
+SLOT_ROUNDS = 15  # rounds of a time slot, as in the job file
+IID_SIZES = (500, 1500)  # samples of an IID client, from and to
+OTHER_SIZES = (300, 1000)
 ROUND_ROBIN_FIRST = (1, 2, 11, 16, 20)  # the one set of the paper's round robin that it names
 METHODS = ("optimal", "quick_init_ucb", "bp_ucb", "ucb", "round_robin", "random")
 
@@ -64,14 +55,9 @@ class JobsParams(Params):
 
 
 @dataclass(frozen=True)
-class Case:
-    method: str
-    trial: int
-    params: JobsParams
-
-
-@dataclass(frozen=True)
 class Trial:
+    """What became of a method in one world."""
+
     opinion: list[float]  # mean of all clients (eq. 8): before training, then after every slot
     accuracy: list[float]  # on the test set, at the same times
     times_selected: list[int]  # slots of each client
@@ -83,96 +69,102 @@ class Trial:
         return np.asarray(after.cumsum() / np.arange(2, len(after) + 2))
 
 
-def run_all(params: JobsParams, say: Say) -> dict[str, list[Trial]]:
-    """Every method's trials, over processes."""
-    methods = params.methods.split(",")
-    todo = [Case(method, trial, params) for trial in range(params.trials) for method in methods]
-    found: dict[str, dict[int, Trial]] = {method: {} for method in methods}
-    for done, (case, result) in enumerate(parallel(run_case, todo, params.workers), start=1):
-        found[case.method][case.trial] = result
-        say(
-            f"{done}/{len(todo)}  {case.method}, trial {case.trial}: average {result.average[-1]:.4f}"
-        )
-    return {
-        method: [by_trial[trial] for trial in sorted(by_trial)]
-        for method, by_trial in found.items()
-    }
+def run_all(params: JobsParams, folder: Path, say: Say) -> dict[str, list[Trial]]:
+    """Every method's trials; the runs and the clients' data are kept in `folder`."""
+    shares = write_owners(folder, params)
+
+    def keys(method: str, trial: int) -> dict[str, object]:
+        return {"data_map_file": str(shares[trial]), **selector_keys(method, trial, params.slots)}
+
+    comparison = Comparison(
+        CONFIG,
+        {method: partial(keys, method) for method in params.methods.split(",")},
+        range(params.trials),
+        {
+            "rounds": params.slots * SLOT_ROUNDS,
+            "upload_success": params.upload_success,
+            "quick_init_ucb.mu": params.mu,
+            "quick_init_ucb.ties": params.ties,
+        },
+    )
+    runs = comparison.run(folder, params.workers, say)
+    return {method: [read_trial(run) for run in runs[method].values()] for method in runs}
 
 
-def run_case(case: Case) -> Trial:
-    params = case.params
-    with tempfile.TemporaryDirectory() as folder:
-        shared = Path(folder) / "owners.csv"
-        write_owners(shared, case.trial, params.classes_each)
-        rounds, metrics = play_job(
-            CONFIG,
-            {
-                "seed": case.trial,
-                "rounds": params.slots * SLOT_ROUNDS,
-                "data_map_file": str(shared),
-                "upload_success": params.upload_success,
-                "quick_init_ucb.mu": params.mu,
-                "quick_init_ucb.ties": params.ties,
-                **selector_keys(case),
-            },
-        )
+def read_trial(run: Run) -> Trial:
+    metrics = run.metrics
     times = np.zeros(CLIENTS, np.int64)
-    for record in rounds[::SLOT_ROUNDS]:
-        times[np.array(record["asked"], np.int64) - 1] += 1
+    for first_round in run.rounds[::SLOT_ROUNDS]:
+        times[np.array(first_round["asked"], np.int64) - 1] += 1
     return Trial(
         [m["clients_mean"] for m in metrics], [m["accuracy"] for m in metrics], times.tolist()
     )
 
 
-def selector_keys(case: Case) -> dict[str, object]:
-    """The method as a selector: those whose sets are known beforehand are `oracle` with a schedule."""
-    rng = stream(case.trial, "goal-directed sets")
-    if case.method == "optimal":
+# ---- methods
+
+
+def selector_keys(method: str, trial: int, slots: int) -> dict[str, object]:
+    """The method as a selector; where its sets are known beforehand, `oracle` with a schedule."""
+    rng = stream(trial, "goal-directed sets")
+    if method == "optimal":
         return schedule([list(range(1, IID + 1))])
-    if case.method == "round_robin":
-        return schedule([list(ROUND_ROBIN_FIRST), *(draw_set(rng) for _ in range(4))])
-    if case.method == "random":
-        return schedule([draw_set(rng) for _ in range(case.params.slots)])
-    return {"sample_mode": case.method}
+    if method == "round_robin":
+        return schedule([list(ROUND_ROBIN_FIRST), *(sample_set(rng) for _ in range(4))])
+    if method == "random":
+        return schedule([sample_set(rng) for _ in range(slots)])
+    return {"sample_mode": method}
 
 
-def draw_set(rng: np.random.Generator) -> list[int]:
+def sample_set(rng: np.random.Generator) -> list[int]:
     return (1 + rng.choice(CLIENTS, K, replace=False)).tolist()
 
 
 def schedule(sets: list[list[int]]) -> dict[str, object]:
-    return {
-        "sample_mode": "oracle",
-        "oracle.clients": ";".join(",".join(map(str, ids)) for ids in sets),
-    }
+    """`oracle` with one set a slot, in turn."""
+    text = ";".join(",".join(map(str, ids)) for ids in sets)
+    return {"sample_mode": "oracle", "oracle.clients": text}
 
 
-def write_owners(path: Path, trial: int, classes_each: int) -> None:
-    """FedScale's data map of a trial; a missing data set is an error that says so."""
+# ---- the clients' data
+
+
+def write_owners(folder: Path, params: JobsParams) -> list[Path]:
+    """FedScale's data map of every trial, a file each; a missing data set is an error."""
     from fedsuv_plugin.tasks.datasets import DATASETS
     from fedsuv_plugin.tasks.partitions import by_owner, to_map_file
 
-    job = load_job(CONFIG)
-    labels = DATASETS[job.config.data_set](job.config).load().train_y.numpy()
-    owner = owners(labels, classes_each, stream(trial, "goal-directed owners"))
-    to_map_file(path, by_owner(owner, CLIENTS), labels)
+    config = load_job(CONFIG).config
+    labels = DATASETS[config.data_set](config).load().train_y.numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for trial in range(params.trials):
+        owner = owners(labels, params.classes_each, stream(trial, "goal-directed owners"))
+        # A job is known by its keys, so the file's name says all that its content depends on.
+        file = folder.resolve() / f"owners-{params.classes_each}classes-seed{trial}.csv"
+        to_map_file(file, by_owner(owner, CLIENTS), labels)
+        files.append(file)
+    return files
 
 
 def owners(labels: np.ndarray, classes_each: int, rng: np.random.Generator) -> np.ndarray:
     """Who owns each sample, 0..19 or -1 for nobody."""
     owner = np.full(len(labels), -1)
+    everything = np.arange(CLASSES)
     for client in range(CLIENTS):
-        low, high = IID_SIZES if client < IID else OTHER_SIZES
-        classes = (
-            np.arange(CLASSES) if client < IID else rng.choice(CLASSES, classes_each, replace=False)
-        )
+        iid = client < IID
+        low, high = IID_SIZES if iid else OTHER_SIZES
+        classes = everything if iid else rng.choice(CLASSES, classes_each, replace=False)
         free = np.flatnonzero((owner < 0) & np.isin(labels, classes))
         owner[rng.choice(free, rng.integers(low, high + 1), replace=False)] = client
     return owner
 
 
-def draw_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
-    """By slot, the mean of the trials and their range: the average opinion so far, and that of the slot itself."""
+# ---- what the reports have in common
+
+
+def plot_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
+    """Mean opinion by slot, mean and range of the trials: averaged so far, and the slot's own."""
     with picture(path, 2, (13, 5)) as (figure, (left, right)):
         figure.suptitle(title)
         for method, trials in found.items():
@@ -184,10 +176,4 @@ def draw_curves(path: Path, found: dict[str, list[Trial]], title: str) -> None:
 
 
 def as_data(found: dict[str, list[Trial]]) -> dict[str, Any]:
-    return {
-        method: [
-            {"opinion": t.opinion, "accuracy": t.accuracy, "times_selected": t.times_selected}
-            for t in trials
-        ]
-        for method, trials in found.items()
-    }
+    return {method: [vars(trial) for trial in trials] for method, trials in found.items()}

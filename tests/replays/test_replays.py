@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from fedsuv_plugin.cli import main
-from fedsuv_plugin.replays import REPLAYS, Report, Table, parallel
+from fedsuv_plugin.replays import REPLAYS, Report, Table
 from fedsuv_plugin.replays.bandit_world import World, play
 from fedsuv_plugin.replays.fedsuv_fig6 import Fig6Params, bands, make_world
 from fedsuv_plugin.selectors.base import RoundOutcome, RoundView, Selector
@@ -21,6 +23,12 @@ def png_size(path: Path) -> tuple[int, int]:
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def replay(name: str, folder: Path, *assignments: str) -> int:
+    """The command, with parameters of the replay as key=value."""
+    sets = [word for assignment in assignments for word in ("--set", assignment)]
+    return main(["replay", name, "-o", str(folder), *sets])
 
 
 # ---- the mechanism
@@ -36,11 +44,6 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     assert report.text() == "T\na  b\nx  1\n\nnote"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_parallel_gives_every_item_its_result(workers: int) -> None:
-    assert dict(parallel(abs, [-1, -2, -3], workers)) == {-1: 1, -2: 2, -3: 3}
-
-
 def test_the_command_lists_refuses_and_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay"]) == 0
     listed = capsys.readouterr().out
@@ -53,6 +56,18 @@ def test_the_command_lists_refuses_and_names(capsys: pytest.CaptureFixture[str])
     )
     assert main(["replay", "fedsuv/fig6", "--set", "seed=1"]) == 2
     assert "unknown key 'seed'; did you mean 'seeds'?" in capsys.readouterr().err
+
+
+def test_listing_imports_nothing_heavy() -> None:
+    """The list is printed at once; torch, FedScale and matplotlib take seconds to import."""
+    program = (
+        "import sys; from fedsuv_plugin.cli import main; main(['replay']); "
+        "print([m for m in ('torch', 'matplotlib', 'fedscale') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 # ---- the world
@@ -88,9 +103,8 @@ def test_the_world_pays_what_it_says() -> None:
     result = play(world, Told, Told.Params(), rounds=400, k=2, seed=0)
     assert result.selected.tolist() == [0, 400, 0, 400]
     assert result.candidate.tolist() == [400] * 4
-    assert result.value.tolist() == pytest.approx(
-        [0.25 * 0.8 + 0.2] * 400
-    )  # expectations, not luck
+    expected_value = 0.25 * 0.8 + 0.2  # validity x utility of the two, whatever befell them
+    assert result.value.tolist() == pytest.approx([expected_value] * 400)
     valid = np.array([o.valid for o in told])
     assert valid[:, 1].all()
     # Binomial(400, 0.25): mean 100, five standard deviations are 43
@@ -123,7 +137,8 @@ def test_selectors_meet_the_same_luck() -> None:
 
 
 def test_random_earns_the_average() -> None:
-    # The grid's mean of v x u is 1/4; 2,000 picks of standard deviation 0.22 have a standard error of 0.005.
+    # The grid's mean of validity x utility is 1/4. Its standard deviation is 0.22, so the mean of
+    # 2,000 picks has a standard error of 0.005.
     world = make_world(Fig6Params(side=20), 0)
     result = play(world, Random, Random.Params(), rounds=100, k=20, seed=0)
     assert result.value.sum() / 2000 == pytest.approx(0.25, abs=0.025)
@@ -141,29 +156,8 @@ def test_bands_are_means_over_cells() -> None:
 
 def test_figure_6_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """400 clients, 60 rounds of 10: the orderings of the figure, not its numbers."""
-    assert (
-        main(
-            [
-                "replay",
-                "fedsuv/fig6",
-                "-o",
-                str(tmp_path),
-                "--set",
-                "side=20",
-                "--set",
-                "rounds=60",
-                "--set",
-                "k=10",
-                "--set",
-                "seeds=2",
-                "--set",
-                "settings=default",
-                "--set",
-                "workers=1",
-            ]
-        )
-        == 0
-    )
+    given = ["side=20", "rounds=60", "k=10", "seeds=2", "settings=default", "workers=1"]
+    assert replay("fedsuv/fig6", tmp_path, *given) == 0
     assert "report: " in capsys.readouterr().out
     found = json.loads((tmp_path / "results.json").read_text())["methods"]
     mean = {
@@ -172,7 +166,8 @@ def test_figure_6_at_a_small_size(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     assert mean["fedsuv"] > mean["random"] + 0.1
     assert mean["fedsuv"] > mean["oort"]
-    # With a cap of 40 % on elimination those below 0.4 are the ones to go: out for most of the time.
+    # At most 40 % are eliminated, which is about as many as have a validity below 0.4: they are out
+    # for most of the 60 rounds.
     assert np.mean([row["low_validity_candidate_rounds"] for row in found["fedsuv"].values()]) < 36
     width, height = png_size(tmp_path / "fig6.png")
     assert width > 1000
@@ -184,30 +179,16 @@ def test_the_deadline_comparison_runs_real_jobs(
 ) -> None:
     """The mechanism, on a job without downloads; the comparison itself is a matter of minutes."""
     quickstart = ROOT / "configs" / "quickstart.yml"
-    assert (
-        main(
-            [
-                "replay",
-                "fedsuv/deadline",
-                "-o",
-                str(tmp_path),
-                "--set",
-                f"config={quickstart}",
-                "--set",
-                "seeds=1",
-                "--set",
-                "rounds=6",
-                "--set",
-                "target=0.3",
-                "--set",
-                "workers=1",
-            ]
-        )
-        == 0
-    )
+    given = [f"config={quickstart}", "seeds=1", "rounds=6", "target=0.3", "workers=1"]
+    assert replay("fedsuv/deadline", tmp_path, *given) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "results.json").read_text())
     assert set(found) == {"fedsuv", "oort", "random"}
     assert [point[0] for point in found["random"]["0"]["curve"]] == [0, 5, 6]
     assert f"{found['fedsuv']['0']['accuracy']:.4f}" in out
     assert png_size(tmp_path / "deadline.png")[0] > 600
+    kept = tmp_path / "runs"
+    assert len((kept / "random" / "seed0" / "rounds.jsonl").read_text().splitlines()) == 6
+    assert replay("fedsuv/deadline", tmp_path, *given) == 0
+    assert f"3 of 3 runs are already in {kept}" in capsys.readouterr().err
+    assert json.loads((tmp_path / "results.json").read_text()) == found

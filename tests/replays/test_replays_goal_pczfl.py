@@ -19,13 +19,12 @@ from fedsuv_plugin.replays.goal_directed_jobs import (
     IID_SIZES,
     METHODS,
     OTHER_SIZES,
-    Case,
     JobsParams,
     Trial,
     owners,
     selector_keys,
 )
-from fedsuv_plugin.replays.pczfl import parse_epochs
+from fedsuv_plugin.replays.pczfl_fig3 import parse_epochs
 
 CONFIGS = ROOT / "configs"
 
@@ -51,10 +50,10 @@ def test_clients_1_to_5_are_iid_and_the_others_have_few_classes(few: int) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_a_valid_job(method: str) -> None:
-    case = Case(method, 0, JobsParams(slots=7))
-    job = load_job(CONFIGS / "goal_directed" / "mnist_svm.yml", selector_keys(case))
+    keys = selector_keys(method, trial=0, slots=7)
+    job = load_job(CONFIGS / "goal_directed" / "mnist_svm.yml", keys)
     if method in ("optimal", "round_robin", "random"):
-        sets = str(job.selector_params["oracle"]["clients"]).split(";")
+        sets = job.params_of("oracle").clients.split(";")
         assert len(sets) == {"optimal": 1, "round_robin": 5, "random": 7}[method]
     else:
         assert job.config.sample_mode == method

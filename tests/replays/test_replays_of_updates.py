@@ -1,4 +1,4 @@
-"""The replays of GPFL and FilFL, small: on digits, a few rounds. Their numbers are not the point here."""
+"""The replays of GPFL and FilFL, small: on digits, a few rounds, so that numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from fedsuv_plugin.config.job_file import load_job
-from fedsuv_plugin.replays import REPLAYS
+from fedsuv_plugin.replays import CONFIGS, REPLAYS
 from fedsuv_plugin.replays.filfl_fig6 import every_value
 from fedsuv_plugin.replays.filfl_noisy import drop_rates
 from fedsuv_plugin.replays.gpfl_table2 import rounds_to_all
-from fedsuv_plugin.replays.jobs import CONFIGS
 
 JOBS = {
     "gpfl/table2": "gpfl/mnist_shards.yml",
@@ -77,11 +76,9 @@ def test_a_replay_reports_every_method_and_is_the_same_again(
 @pytest.mark.parametrize("name", JOBS.values())
 def test_the_job_files_are_sound(name: str) -> None:
     job = load_job(CONFIGS / name)
-    assert (job.config.partition, job.config.shards_per_client, job.config.mlp_hidden) == (
-        "shards",
-        2,
-        "64,30",
-    )
+    assert job.config.partition == "shards"
+    assert job.config.shards_per_client == 2
+    assert job.config.mlp_hidden == "64,30"
 
 
 def test_every_subset_has_its_value_as_in_plain_loops() -> None:
@@ -98,17 +95,13 @@ def test_every_subset_has_its_value_as_in_plain_loops() -> None:
 
 def test_drop_rates_by_hand() -> None:
     def line(valid: list[int], dropped: list[int] | None) -> dict[str, object]:
-        return {
-            "valid": valid,
-            "selector": {
-                "filtering": None
-                if dropped is None
-                else {"visited": 0, "dropped": dropped, "filter_seconds": 2.0}
-            },
-        }
+        report = {"visited": 0, "dropped": dropped, "filter_seconds": 2.0}
+        filtering = None if dropped is None else report
+        return {"valid": valid, "selector": {"filtering": filtering}}
 
-    # Seen before the first filtering: 1, 2, 3; before the second: 1 .. 5. Wrong are 1 and 5: visited 1 + 2 times,
-    # dropped 1 + 2 times; the others are visited 2 + 3 times and dropped once.
+    # Clients 1, 2, 3 have uploaded before the first filtering, 1 to 5 before the second. Those with
+    # wrong labels, 1 and 5, are visited 1 + 2 times and dropped 1 + 2 times; the others are visited
+    # 2 + 3 times and dropped once.
     found = drop_rates(
         [line([1, 2, 3], None), line([4, 5], [1]), line([], [1, 5, 2])], frozenset({1, 5}), "last"
     )
