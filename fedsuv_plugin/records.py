@@ -39,6 +39,7 @@ from fedsuv_plugin.errors import UserError
 if TYPE_CHECKING:
     from fedsuv_plugin.engine.rounds import Played
 
+Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
 FORMAT = 2  # of a run directory; those of version 0.1 have none
 PACKAGES = (
     "fedsuv_plugin",
@@ -95,13 +96,26 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Run:
-    """What is in a run directory, of this version or of one before."""
+    """What is in a run directory, of this version or of one before.
+
+    Records are read from the disk each time they are asked for: a study may hold hundreds of
+    thousands of rounds, too many to keep in memory all at once."""
 
     path: Path
     settings: dict[str, Any]  # the keys of the job
-    rounds: list[dict[str, Any]]
-    metrics: list[dict[str, Any]]
     environment: dict[str, Any]
+
+    @property
+    def job(self) -> ResolvedJob:
+        return resolve(load_job(self.path / "config.yml"))
+
+    @property
+    def rounds(self) -> Records:
+        return list(_complete_lines(self.path / "rounds.jsonl"))
+
+    @property
+    def metrics(self) -> Records:
+        return list(_complete_lines(self.path / "metrics.jsonl"))
 
 
 def read_run(path: str | Path) -> Run:
@@ -111,13 +125,7 @@ def read_run(path: str | Path) -> Run:
         raise UserError(f"{path}: not a run directory (it has no config.yml)")
     content = yaml.safe_load((path / "config.yml").read_text())
     settings = {key: value for entry in content["job_conf"] for key, value in entry.items()}
-    return Run(
-        path,
-        settings,
-        list(_complete_lines(path / "rounds.jsonl")),
-        list(_complete_lines(path / "metrics.jsonl")),
-        _environment_of(path),
-    )
+    return Run(path, settings, _environment_of(path))
 
 
 def _environment_of(path: Path) -> dict[str, Any]:
@@ -159,7 +167,12 @@ class RunDirectory:
                 raise UserError(
                     f"{parent / name}: this run directory exists already; pass another time_stamp"
                 )
-        run = cls(parent / name, resolve(job))
+        return cls.begin(parent / name, job)
+
+    @classmethod
+    def begin(cls, path: Path, job: Job) -> RunDirectory:
+        """A run directory in an empty folder, with the job, resolved."""
+        run = cls(path, resolve(job))
         job_conf = [{key: value} for key, value in run.job.flat().items()]
         content = {**run.job.cluster, "job_conf": job_conf}
         _write(run.path / "config.yml", yaml.safe_dump(content, sort_keys=False))

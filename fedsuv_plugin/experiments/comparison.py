@@ -16,7 +16,6 @@ broken off.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -25,14 +24,14 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fedsuv_plugin.config.job_file import FILES, load_job
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.errors import UserError, require
+from fedsuv_plugin.records import Run, RunDirectory, read_run
 
 Say = Callable[[str], None]  # hears of progress, a line at a time
-Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
 Overrides = Mapping[str, object]  # flat keys of a job, which win over its job file
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,25 +41,6 @@ PLACE = ("job_name", "log_path")  # keys that say where a run is kept, not what 
 
 def silent(line: str) -> None:
     """A `Say` that nobody listens to."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished cell. Its records are read from the disk each time they are asked for.
-
-    A grid may hold hundreds of thousands of rounds, too many to keep in memory all at once.
-    """
-
-    job: ResolvedJob
-    path: Path
-
-    @property
-    def rounds(self) -> Records:
-        return _read(self.path / "rounds.jsonl")
-
-    @property
-    def metrics(self) -> Records:
-        return _read(self.path / "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -98,8 +78,7 @@ class Comparison:
     def _cell(self, folder: Path, label: str, seed: int) -> Cell:
         variant = self.variants[label]
         keys = variant(seed) if callable(variant) else variant
-        place = {"log_path": str(folder), "job_name": folder_name(label)}
-        job = resolve(load_job(self.job_file, {**self.common, **keys, "seed": seed, **place}))
+        job = resolve(load_job(self.job_file, {**self.common, **keys, "seed": seed}))
         return Cell(label, seed, job, folder / folder_name(label) / f"seed{seed}")
 
     def run(
@@ -116,7 +95,7 @@ class Comparison:
         if len(missing) < len(cells):
             say(f"{len(cells) - len(missing)} of {len(cells)} runs are already in {folder}")
         run_grid(_run_cell, missing, workers, say, about="accuracy {:.4f}".format)
-        by_place = {(cell.label, cell.seed): Run(cell.job, cell.path) for cell in cells}
+        by_place = {(cell.label, cell.seed): read_run(cell.path) for cell in cells}
         return {
             label: {seed: by_place[label, seed] for seed in self.seeds} for label in self.variants
         }
@@ -142,14 +121,14 @@ def folder_name(label: str) -> str:
 
 def _run_cell(cell: Cell) -> float:
     """Run a cell to its end, from the beginning or from its last checkpoint; its last accuracy."""
-    from fedsuv_plugin.job import run_job
-    from fedsuv_plugin.records import RunDirectory
+    from fedsuv_plugin.engine.launchers import run_job
 
     if (cell.path / "config.yml").is_file():
         run = RunDirectory.open(cell.path)
     else:
         _remove_what_was_never_begun(cell.path)
-        run = RunDirectory.create(cell.job, cell.path.name)
+        cell.path.mkdir(parents=True)
+        run = RunDirectory.begin(cell.path, cell.job)
     try:
         finished = run_job(run)
     except UserError:
@@ -157,7 +136,7 @@ def _run_cell(cell: Cell) -> float:
         raise
     if not finished:
         raise KeyboardInterrupt  # Ctrl-C ended the job after a round, with a checkpoint
-    return float(_read(cell.path / "metrics.jsonl")[-1]["accuracy"])
+    return float(read_run(cell.path).metrics[-1]["accuracy"])
 
 
 def _remove_what_was_never_begun(path: Path) -> None:
@@ -173,7 +152,9 @@ def _remove_what_was_never_begun(path: Path) -> None:
 
 def _finished(cell: Cell) -> bool:
     """Whether the last round is recorded; its evaluation is written before it."""
-    rounds = _read(cell.path / "rounds.jsonl")
+    if not (cell.path / "config.yml").is_file():
+        return False
+    rounds = read_run(cell.path).rounds
     return bool(rounds) and rounds[-1]["round"] == cell.job.config.rounds
 
 
@@ -203,14 +184,6 @@ def _what_counts(job: ResolvedJob) -> dict[str, object]:
 
 def _shown(keys: Mapping[str, object], key: str) -> str:
     return repr(keys[key]) if key in keys else "its default"
-
-
-def _read(path: Path) -> Records:
-    """The records of a run; a last line that a killed job did not finish is left out."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 # ---- work over processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsuv_plugin.experiments.comparison import Records
+from fedsuv_plugin.records import Records
 
 
 def accuracy_curve(metrics: Records) -> list[list[float]]:

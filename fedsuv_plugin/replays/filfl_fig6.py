@@ -71,14 +71,14 @@ class Federation:
     def __init__(self, job: ResolvedJob):
         import torch
 
+        from fedsuv_plugin.engine import fedscale_env
         from fedsuv_plugin.engine.client import PluginClient
         from fedsuv_plugin.engine.model import flat
         from fedsuv_plugin.engine.public_loss import PublicLoss
-        from fedsuv_plugin.job import fedscale_args
         from fedsuv_plugin.tasks import federated_data
 
         torch.set_num_threads(job.config.torch_threads)
-        self._args = fedscale_args(job, Place())
+        self._args = fedscale_env.namespace(job, Place())
         self._data = federated_data.FederatedData(job.config, torch.device("cpu"))
         self._client = PluginClient(self._args)
         self._flat = flat

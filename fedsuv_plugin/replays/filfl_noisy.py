@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.experiments.comparison import Comparison, Records, Run, Say, summarise
+from fedsuv_plugin.experiments.comparison import Comparison, Say, summarise
 from fedsuv_plugin.experiments.curves import last_mean
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
+from fedsuv_plugin.records import Records, Run
 from fedsuv_plugin.replays import CONFIGS, REPLAYS, RUNS, Replay, Report, Table
 
 Found = dict[str, dict[int, dict[str, Any]]]  # method -> seed -> summary of its run

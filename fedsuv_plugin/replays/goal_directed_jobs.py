@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.config.job_file import load_job
-from fedsuv_plugin.experiments.comparison import Comparison, Run, Say
+from fedsuv_plugin.experiments.comparison import Comparison, Say
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
+from fedsuv_plugin.records import Run
 from fedsuv_plugin.replays import CONFIGS
 
 CONFIG = CONFIGS / "goal_directed" / "mnist_svm.yml"

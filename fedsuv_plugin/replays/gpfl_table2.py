@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.experiments.comparison import Comparison, Run, Say, summarise
+from fedsuv_plugin.experiments.comparison import Comparison, Say, summarise
 from fedsuv_plugin.experiments.curves import last_mean
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
+from fedsuv_plugin.records import Run
 from fedsuv_plugin.replays import CONFIGS, REPLAYS, RUNS, Replay, Report, Table
 
 # FEMNIST, 2SPC: accuracy after 15, 50 and 100 % of the rounds.

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin import named
-from fedsuv_plugin.experiments.comparison import Comparison, Overrides, Run, Say, summarise
+from fedsuv_plugin.experiments.comparison import Comparison, Overrides, Say, summarise
 from fedsuv_plugin.experiments.curves import accuracy_curve, last_mean
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.pictures import finish, mean_and_range, picture
 from fedsuv_plugin.randomness import stream
+from fedsuv_plugin.records import Run
 from fedsuv_plugin.replays import REPLAYS, RUNS, Replay, Report, Table
 from fedsuv_plugin.replays.pczfl_fig3 import A_B, CONFIG
 from fedsuv_plugin.selectors.pczfl import uniform_scores

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,8 @@ def parse_epochs(text: str) -> list[int]:
 
 def run_snapshots(params: Fig3Params, epochs: list[int], say: Say) -> list[Snapshot]:
     """One job. A checkpoint falls on every epoch and is read when the round after it is over."""
-    from fedsuv_plugin.job import run_job
-    from fedsuv_plugin.records import RunDirectory
+    from fedsuv_plugin.engine.launchers import run_job
+    from fedsuv_plugin.records import RunDirectory, read_run
 
     found: dict[int, dict[str, Any]] = {}  # epoch -> the selector's state after it
     keys = {
@@ -127,7 +128,7 @@ def run_snapshots(params: Fig3Params, epochs: list[int], say: Say) -> list[Snaps
         def selector_state() -> dict[str, Any]:
             return (run.load_checkpoint() or {})["client_manager"]["selector"]
 
-        def keep(record: dict[str, Any], metrics: dict[str, Any] | None) -> None:
+        def keep(record: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> None:
             finished = record["round"]
             if metrics is not None and finished % 20 == 0:
                 accuracy = metrics["accuracy"]
@@ -137,7 +138,7 @@ def run_snapshots(params: Fig3Params, epochs: list[int], say: Say) -> list[Snaps
 
         run_job(run, on_round=keep)
         found[epochs[-1]] = selector_state()
-        untrained = run.records("metrics.jsonl")[0]["accuracy"]
+        untrained = read_run(run.path).metrics[0]["accuracy"]
     return [snapshot(epoch, job, found.get(epoch), untrained) for epoch in epochs]
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import SMALL, Killed, records
 
-import fedsuv_plugin.job
+from fedsuv_plugin.engine import launchers
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.experiments.comparison import (
     Comparison,
@@ -44,13 +44,13 @@ def timeless(runs: dict[str, dict[int, Run]]) -> dict[str, dict[int, list[Any]]]
 def count_jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of the jobs that are run from now on, in this process."""
     started: list[str] = []
-    original = fedsuv_plugin.job.run_job
+    original = launchers.run_job
 
     def noted(run: Any, *args: Any, **options: Any) -> bool:
         started.append(f"{run.path.parent.name}/{run.path.name}")
         return original(run, *args, **options)
 
-    monkeypatch.setattr(fedsuv_plugin.job, "run_job", noted)
+    monkeypatch.setattr(launchers, "run_job", noted)
     return started
 
 
@@ -117,7 +117,7 @@ def test_a_cell_that_was_broken_off_is_gone_on_with(
     comparison = Comparison(job_file, VARIANTS, [0], {"rounds": 5, "checkpoint_every": 2})
     whole = timeless(comparison.run(tmp_path / "runs", 1))
     os.rename(tmp_path / "runs", tmp_path / "kept")
-    original = fedsuv_plugin.job.run_job
+    original = launchers.run_job
 
     def killed_in_round_3(run: Any) -> bool:
         def kill(record: dict[str, Any], metrics: object) -> None:
@@ -127,7 +127,7 @@ def test_a_cell_that_was_broken_off_is_gone_on_with(
         return original(run, on_round=kill)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedsuv_plugin.job, "run_job", killed_in_round_3)
+        patch.setattr(launchers, "run_job", killed_in_round_3)
         with pytest.raises(Killed):
             comparison.run(tmp_path / "runs", 1)
     assert len(records(tmp_path / "runs" / "oort" / "seed0")) == 3
