@@ -11,6 +11,16 @@ import numpy as np
 
 from fedsuv_plugin.atomic_file import replace_file
 
+# Okabe and Ito's colours, which colour-blind readers can tell apart, and a line for each.
+Style = tuple[str, Any]  # a colour and a line style of matplotlib's
+STYLES: tuple[Style, ...] = (
+    ("#0072B2", "-"),
+    ("#D55E00", "--"),
+    ("#595959", ":"),
+    ("#009E73", "-."),
+    ("#CC79A7", (0, (5, 1))),
+)
+
 
 @contextmanager
 def picture(
@@ -30,12 +40,15 @@ def picture(
         plt.close(figure)
 
 
-def mean_and_range(ax: Any, x: np.ndarray, curves: np.ndarray, label: str) -> None:
+def mean_and_range(
+    ax: Any, x: np.ndarray, curves: np.ndarray, label: str, style: Style | None = None
+) -> None:
     """A line for the mean of the curves (seeds, points), and a band from lowest to highest."""
-    (line,) = ax.plot(x, curves.mean(axis=0), label=label)
+    colour, line = style or (None, "-")
+    (mean,) = ax.plot(x, curves.mean(axis=0), label=label, color=colour, linestyle=line)
     low = curves.min(axis=0)
     high = curves.max(axis=0)
-    ax.fill_between(x, low, high, alpha=0.15, color=line.get_color(), linewidth=0)
+    ax.fill_between(x, low, high, alpha=0.15, color=mean.get_color(), linewidth=0)
 
 
 def finish(ax: Any, legend: str = "lower right", **labels: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from fedsuv_plugin.experiments.comparison import Comparison, Say, summarise
 from fedsuv_plugin.experiments.curves import accuracy_curve
 from fedsuv_plugin.params import Params, param
-from fedsuv_plugin.pictures import finish, mean_and_range, picture
+from fedsuv_plugin.pictures import STYLES, mean_and_range, picture
 from fedsuv_plugin.records import Run
 from fedsuv_plugin.replays import CONFIGS, REPLAYS, RUNS, Replay, Report, Table
 
@@ -52,7 +52,7 @@ class Deadline(Replay):
         )
         runs = comparison.run(folder / RUNS, params.workers, say)
         found = summarise(runs, lambda run: summary(run, params.target))
-        plot_accuracy(folder / "deadline.png", found, params)
+        plot_deadline(folder / "deadline.png", found, params)
         return Report([table(found, params)], [], ["deadline.png"], found)
 
 
@@ -105,12 +105,36 @@ def _row(name: str, by_seed: dict[int, dict[str, Any]], params: DeadlineParams) 
     ]
 
 
-def plot_accuracy(path: Path, found: Found, params: DeadlineParams) -> None:
-    """Accuracy by round: the mean of the seeds, and their range."""
-    title = f"Mean and range of {params.seeds} seeds"
-    with picture(path) as (_, (ax,)):
-        for name, by_seed in found.items():
-            curves = np.array([r["curve"] for r in by_seed.values()])  # (seeds, evaluations, 2)
-            mean_and_range(ax, curves[0, :, 0], curves[:, :, 1], name)
-        ax.axhline(params.target, color="grey", linestyle=":", linewidth=1)
-        finish(ax, xlabel="round", ylabel="test accuracy", title=title)
+def plot_deadline(path: Path, found: Found, params: DeadlineParams) -> None:
+    """Accuracy by round, the mean of the seeds and their range; beside it, who was in time."""
+    with picture(path, 2, (8.2, 4.4)) as (_, (accuracy, valid)):
+        accuracy.get_gridspec().set_width_ratios([2.1, 1])
+        for place, (name, by_seed) in enumerate(found.items()):
+            results = list(by_seed.values())
+            colour, _ = style = STYLES[place % len(STYLES)]
+            curves = np.array([r["curve"] for r in results])  # (seeds, evaluations, 2)
+            mean_and_range(accuracy, curves[0, :, 0], curves[:, :, 1], name, style)
+            shares = np.array([100 * r["valid_share"] for r in results])
+            valid.bar(place, shares.mean(), 0.7, color=colour, alpha=0.35)
+            valid.plot(np.full(len(shares), place), shares, "o", color=colour, markersize=5)
+            label = f"{shares.mean():.1f} %"
+            valid.annotate(label, (place, 4), ha="center", fontsize=12, fontweight="bold")
+        _label_accuracy(accuracy, params)
+        valid.set_ylim(0, 104)
+        valid.set_xticks(range(len(found)), list(found))
+        valid.set_title("% of those asked\nwho met the deadline", fontsize=13)
+        valid.set_xlabel("last half; a dot is a seed", fontsize=12)
+        for ax in (accuracy, valid):
+            ax.tick_params(labelsize=12)
+
+
+def _label_accuracy(ax: Any, params: DeadlineParams) -> None:
+    ax.axhline(params.target, color="black", linewidth=0.8)
+    below = (params.rounds, params.target - 0.006)
+    ax.annotate(f"target {params.target:g}", below, ha="right", va="top", fontsize=11)
+    ax.set_ylim(0.5, 1)
+    ax.set_xlim(0, params.rounds)
+    ax.set_xlabel("round", fontsize=13)
+    ax.set_title(f"test accuracy: mean and range of {params.seeds} seeds", fontsize=13)
+    ax.legend(loc="lower right", fontsize=13, handlelength=2.6)
+    ax.grid(alpha=0.3)
