@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from fedsuv_plugin.engine.launchers import cluster
+    from fedsuv_plugin.engine import cluster
 
     job = chosen_job(args)
     hosts = cluster.commands(job, datetime.now().strftime("%Y%m%d-%H%M%S"))

@@ -12,7 +12,7 @@ from conftest import ROOT, driver_commands, run_commands, same_records
 from fedsuv_plugin.cli import main
 from fedsuv_plugin.config.argv import from_argv
 from fedsuv_plugin.config.job_file import load_job
-from fedsuv_plugin.engine.launchers import cluster
+from fedsuv_plugin.engine import cluster
 from fedsuv_plugin.engine.launchers.processes import free_port
 from fedsuv_plugin.errors import UserError
 
