@@ -97,7 +97,7 @@ def bare_loop(job: Any) -> list[float]:
 
 def ours(job: Any, launcher: str) -> list[float]:
     """Gaps between the ends of rounds; the last one, which evaluates, is left out."""
-    from fedsuv_plugin.job import run_job
+    from fedsuv_plugin.engine.launchers import run_job
     from fedsuv_plugin.records import RunDirectory
 
     ends: list[float] = []

@@ -84,9 +84,7 @@ class Prober(Listener):
         return Probe(LOSS, view.online[:2], more=view.probe is None)
 
 
-def test_the_view_of_a_round_is_built_once(
-    job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_of_a_round_is_built_once(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is online is looked up once a round for everyone, and once for the cohort's end."""
     listen(monkeypatch, Prober)
     monkeypatch.setattr(Prober, "asked", [])

@@ -81,7 +81,7 @@ def test_local_epochs_are_a_plain_loop_of_sgd(
                     if config.gradient_policy == "fed-prox":
                         g = g + config.proxy_mu * (p - start[i])
                     velocity[i] = config.momentum * velocity[i] + g + config.weight_decay * p
-                    p -= 0.1 * velocity[i]
+                    p.sub_(0.1 * velocity[i])
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), atol=2e-6)
     assert result["trained_size"] == 3 * n

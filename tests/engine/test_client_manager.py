@@ -283,7 +283,7 @@ def test_a_round_in_our_calls() -> None:
 
     def ask(kind: str, clients: np.ndarray, keep: Keep) -> dict[int, np.ndarray]:
         asked.append((kind, clients.tolist()))
-        return {c: keep(c, np.float64(10 - c)) for c in clients.tolist()}
+        return {c: keep(c, np.array(10.0 - c)) for c in clients.tolist()}
 
     view = made.begin_round(3, 12.0, ModelFacts(0.5, 1.5, weights))
     assert (view.round, view.clock, view.seats, view.total_rounds) == (1, 12.0, 3, made.args.rounds)

@@ -110,7 +110,9 @@ def test_a_probe_that_trains_leaves_no_trace(job: MakeJob, kind: str) -> None:
         np.testing.assert_array_equal(first[client], again[client])
         if kind == signals.WEIGHTS:
             weights = plain[client]["update_weight"].values()
-            np.testing.assert_array_equal(first[client], np.concatenate([w.ravel() for w in weights]))
+            np.testing.assert_array_equal(
+                first[client], np.concatenate([w.ravel() for w in weights])
+            )
 
 
 def test_a_failure_is_an_answer(job: MakeJob) -> None:

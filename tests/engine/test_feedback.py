@@ -14,7 +14,7 @@ from fedsuv_plugin.engine.rounds import Cohort, Judgement, Played, Round, Settle
 def played() -> Played:
     """Clients 2, 5 and 7 were asked; 5 missed the round."""
     reports = {
-        7: {"utility": 30.0, "moving_loss": 4.0, "signals": {"loss": np.float64(0.5)}},
+        7: {"utility": 30.0, "moving_loss": 4.0, "signals": {"loss": np.array(0.5)}},
         2: {"utility": 10.0, "moving_loss": 9.0, "signals": {}},
     }
     return Played(
@@ -69,6 +69,6 @@ def test_an_outcome_by_hand() -> None:
 
 
 def test_a_signal_that_only_the_lost_sent_is_all_zero() -> None:
-    reports = [Report(False, 1.0, 0.0, 0.0, {"loss": np.float64(3.0)})]
+    reports = [Report(False, 1.0, 0.0, 0.0, {"loss": np.array(3.0)})]
     told = outcome(1, table(2), np.array([0]), reports, None, None)
     assert told.signals["loss"].tolist() == [0.0]

@@ -87,9 +87,7 @@ def test_ours_are_not_wrapped_and_others_are_once(job: MakeJob) -> None:
     assert isinstance(adopt(object(), job().config), ForeignManager)
 
 
-def test_stock_random_selection_runs_a_job(
-    job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stock_random_selection_runs_a_job(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """FedScale's own ClientManager, as it comes."""
     monkeypatch.setattr(named, "client_manager_class", lambda name, points=None: ClientManager)
     random.seed(1)

@@ -90,11 +90,11 @@ KEYS: dict[str, object] = {
 
 
 @pytest.mark.parametrize(
-    "values", [{"sample_mode": "gpfl"}, {"sample_mode": "pow_d"}, KEYS], ids=["gpfl", "pow_d", "keys"]
+    "values",
+    [{"sample_mode": "gpfl"}, {"sample_mode": "pow_d"}, KEYS],
+    ids=["gpfl", "pow_d", "keys"],
 )
-def test_a_resumed_job_ends_with_the_same_records(
-    job: MakeJob, values: dict[str, object]
-) -> None:
+def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, values: dict[str, object]) -> None:
     small = job(rounds=7, checkpoint_every=3, **values)
     same_records(run_killed_and_resumed(small, 5), run(small))
 

@@ -59,9 +59,7 @@ def test_the_test_set_comes_in_its_own_order_however_many_share_it(world: World)
     assert {task.settings["samples"] for task in world.tasks} == {None, 70}
 
 
-def test_opinions_are_shared_in_whole_groups(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opinions_are_shared_in_whole_groups(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_module, "CLIENTS_AT_ONCE", 4)
     clients = np.array([7, 1, 2, 3, 9, 8])  # two groups: [7, 1, 2, 3] and [9, 8]
     opinions = Judge(world.pool).opinions(clients)

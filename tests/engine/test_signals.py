@@ -92,9 +92,7 @@ def test_a_measurement_is_taken_before_and_after_training(job: MakeJob) -> None:
     assert values[signal.LOSS] == pytest.approx(np.log(4))  # of the zeros: four equal classes
 
 
-def test_a_measurement_must_have_one_yield(
-    job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_must_have_one_yield(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(client: Local) -> Any:
         yield
         yield
@@ -188,7 +186,9 @@ def test_probes_answer_without_training_the_global_model(
     elif kind == signal.OPINIONS:
         expected = [evaluate(start, data.held_out(c), "lr", 128).accuracy for c in range(1, 6)]
         assert answer.values.tolist() == expected
-    elif kind == signal.INTERVIEW_ACCURACY:  # the same model for everyone: as a probe, nobody trains
+    elif (
+        kind == signal.INTERVIEW_ACCURACY
+    ):  # the same model for everyone: as a probe, nobody trains
         expected = [evaluate(start, data.interview, "lr", 128).accuracy] * 5
         assert answer.values.tolist() == expected
     else:  # the probe trains as the first round does: the first cohort's signals come out again

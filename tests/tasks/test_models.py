@@ -1,4 +1,4 @@
-"""The papers' models: sizes, shapes, first layers that fit; BatchNorm in training and aggregation."""
+"""The papers' models: sizes, shapes, first layers that fit; BatchNorm trained and averaged."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from torch import nn
 
 from fedsuv_plugin.config.argv import Place
 from fedsuv_plugin.config.job import Job, make_job
+from fedsuv_plugin.config.resolved import resolve
+from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.client import BATCH_NORMS, PluginClient
-from fedsuv_plugin.engine.model import Average, ModelAdapter
+from fedsuv_plugin.engine.launchers import run_job
+from fedsuv_plugin.engine.merging import Update, WeightedAverage
+from fedsuv_plugin.engine.model import ModelAdapter
 from fedsuv_plugin.engine.stock import TorchServerOptimizer
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.tasks.federated_data import Samples
 from fedsuv_plugin.tasks.models import build_model, sample_losses
 
 MakeJob = Callable[..., Job]
-CIFAR, GREY, SPECTROGRAM, TEXT = (3, 32, 32), (1, 28, 28), (1, 32, 32), (80,)
+CIFAR = (3, 32, 32)
+GREY = (1, 28, 28)
+SPECTROGRAM = (1, 32, 32)
+TEXT = (80,)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -33,35 +39,28 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-# torchvision's published counts for 1,000 classes and three channels, less their last layer and first convolution, plus
-# ours. Last layers are (width + 1) x classes; first ones 64 x 7 x 7 x 3 = 9,408 in a ResNet, 32 or 24 x 3 x 3 x 3.
+# torchvision's published counts for 1,000 classes and three channels, less their last layer and
+# first convolution, plus ours. Last layers are (width + 1) x classes; first ones 64 x 7 x 7 x 3 =
+# 9,408 in a ResNet, 32 or 24 x 3 x 3 x 3 in the others.
 RESNET18 = 11_689_512 - 513 * 1000 - 9408
 RESNET34 = 21_797_672 - 513 * 1000 - 9408
 SIZES = [
     ("resnet18", CIFAR, 10, RESNET18 + 513 * 10 + 64 * 9 * 3),
     ("resnet18", GREY, 62, RESNET18 + 513 * 62 + 64 * 9),
     ("resnet34", SPECTROGRAM, 35, RESNET34 + 513 * 35 + 64 * 9),
-    (
-        "mobilenet_v2",
-        CIFAR,
-        10,
-        3_504_872 - 1281 * 1000 + 1281 * 10,
-    ),  # its first one was 3 x 3 before
+    # MobileNet's and ShuffleNet's first convolutions were 3 x 3 before.
+    ("mobilenet_v2", CIFAR, 10, 3_504_872 - 1281 * 1000 + 1281 * 10),
     ("shufflenet_v2_x1_0", CIFAR, 100, 2_278_604 - 1025 * 1000 + 1025 * 100),
     ("shufflenet_v2_x2_0", GREY, 100, 7_393_996 - 2049 * 1000 + 2049 * 100 - 24 * 9 * 2),
     # 3 -> 32 -> 64 -> 64 kernels of 3 x 3, 32 pixels halved three times: 4 x 4 x 64 -> 64 -> 10
     ("gpfl_cnn", CIFAR, 10, 28 * 32 + 289 * 64 + 577 * 64 + 1025 * 64 + 65 * 10),
-    # LEAF's: 1 -> 32 -> 64 kernels of 5 x 5, 28 pixels halved twice: 7 x 7 x 64 -> 2048 -> 62; 6,603,710
+    # LEAF's: 1 -> 32 -> 64 kernels of 5 x 5, 28 pixels halved twice: 7 x 7 x 64 -> 2048 -> 62, in
+    # all 6,603,710
     ("filfl_cnn", GREY, 62, 26 * 32 + 801 * 64 + 3137 * 2048 + 2049 * 62),
     ("pczfl_cnn", GREY, 10, 1_663_370),  # as McMahan et al. count it
     ("pczfl_cnn", CIFAR, 10, 76 * 32 + 801 * 64 + 4097 * 512 + 513 * 10),
     # 80 x 8; two layers of 4 gates of 256 with two biases each, from 8 and from 256; 256 -> 80
-    (
-        "char_lstm",
-        TEXT,
-        80,
-        80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 80,
-    ),
+    ("char_lstm", TEXT, 80, 80 * 8 + 4 * 256 * (8 + 258) + 4 * 256 * (256 + 258) + 257 * 80),
     ("mlp", GREY, 10, 785 * 64 + 65 * 30 + 31 * 10),  # GPFL's on MNIST
 ]
 
@@ -88,7 +87,8 @@ def test_parameters_counted_by_hand_and_trained_for_a_step(
 
 def maps_before_pooling(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width of what the last convolution gives."""
-    model, seen = build(name, shape, 10), []
+    model = build(name, shape, 10)
+    seen = []
     last = [m for m in model.modules() if isinstance(m, nn.Conv2d)][-1]
     last.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[2:])))
     model.eval()(torch.zeros(1, *shape))
@@ -100,27 +100,22 @@ def maps_before_pooling(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     [("resnet18", 4, 4), ("mobilenet_v2", 2, 4), ("shufflenet_v2_x0_5", 4, 4)],
 )
 def test_small_images_are_not_shrunk_by_the_first_layers(name: str, small: int, large: int) -> None:
-    """The blocks halve three times (MobileNet's four); torchvision's first layers twice (MobileNet's once) before."""
+    """The blocks halve three times (MobileNet's four).
+
+    Before them, torchvision's first layers halve twice (MobileNet's once)."""
     assert maps_before_pooling(name, (3, 32, 32)) == (small, small)
     assert maps_before_pooling(name, (3, 64, 64)) == (2 * small, 2 * small)
     assert maps_before_pooling(name, (3, 128, 128)) == (large, large)
 
 
 def test_the_first_convolution_has_the_datas_channels() -> None:
-    assert build("resnet34", (1, 32, 32), 35).get_submodule("conv1").weight.shape == (64, 1, 3, 3)
-    assert build("resnet18", (1, 128, 128), 35).get_submodule("conv1").weight.shape == (64, 1, 7, 7)
-    assert build("mobilenet_v2", (2, 32, 32), 10).get_submodule("features.0.0").weight.shape == (
-        32,
-        2,
-        3,
-        3,
-    )
-    assert build("shufflenet_v2_x0_5", (1, 32, 32), 10).get_submodule("conv1.0").weight.shape == (
-        24,
-        1,
-        3,
-        3,
-    )
+    def first(name: str, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
+        return tuple(build(name, shape, 10).get_submodule(path).weight.shape)
+
+    assert first("resnet34", (1, 32, 32), "conv1") == (64, 1, 3, 3)
+    assert first("resnet18", (1, 128, 128), "conv1") == (64, 1, 7, 7)
+    assert first("mobilenet_v2", (2, 32, 32), "features.0.0") == (32, 2, 3, 3)
+    assert first("shufflenet_v2_x0_5", (1, 32, 32), "conv1.0") == (24, 1, 3, 3)
 
 
 def test_large_colour_images_get_torchvisions_own_model() -> None:
@@ -143,9 +138,8 @@ def test_the_lstm_scores_what_follows_the_last_character() -> None:
     scores = model(x)
     assert scores.shape == (1, 80)
     assert not torch.allclose(scores, model(other))
-    assert torch.equal(
-        scores, model(x.float())
-    )  # numbers of characters, in whatever type they come
+    # Characters are numbers, in whatever type they come.
+    assert torch.equal(scores, model(x.float()))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +164,7 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def train(job: Job, model: nn.Module, samples: int) -> dict[str, object]:
-    args = fedscale_args(job, Place())
+    args = fedscale_env.namespace(resolve(job), Place())
     torch.manual_seed(1)
     data = Samples(torch.randn(samples, 1, 8, 8), torch.randint(10, (samples,)))
     result: dict[str, object] = PluginClient(args).train(
@@ -183,18 +177,15 @@ def train(job: Job, model: nn.Module, samples: int) -> dict[str, object]:
 def test_batches_of_one_sample_train_without_moving_the_statistics(
     job: MakeJob, keys: dict[str, int]
 ) -> None:
-    """8 x 8 pixels end as maps of one pixel, on which PyTorch's BatchNorm refuses a batch of one."""
+    """8 x 8 pixels end as maps of one pixel: PyTorch's BatchNorm refuses one such sample."""
     model = build("resnet18", (1, 8, 8), 10)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model.train()(torch.zeros(1, 1, 8, 8))
-    received, weights = (
-        build("resnet18", (1, 8, 8), 10),
-        nn.utils.parameters_to_vector(model.parameters()).clone(),
-    )
+    received = build("resnet18", (1, 8, 8), 10)
+    weights = nn.utils.parameters_to_vector(model.parameters()).clone()
     model.load_state_dict(received.state_dict())
-    result = train(
-        job(data_set="digits", model="resnet18", learning_rate=1e-3, **keys), model, samples=1
-    )
+    resnet18 = job(data_set="digits", model="resnet18", learning_rate=1e-3, **keys)
+    result = train(resnet18, model, samples=1)
     assert np.isfinite([result["utility"], result["moving_loss"]]).all()
     assert not torch.equal(nn.utils.parameters_to_vector(model.parameters()), weights)
     for name, before in statistics(received).items():
@@ -204,11 +195,8 @@ def test_batches_of_one_sample_train_without_moving_the_statistics(
 def test_only_the_batch_of_one_is_left_out_of_the_statistics(job: MakeJob) -> None:
     # 9 samples in batches of 4, two epochs: 4, 4, 1, 4, 4, 1. Four of the six batches are counted.
     model = build("shufflenet_v2_x0_5", (1, 8, 8), 10)
-    train(
-        job(data_set="digits", model="shufflenet_v2_x0_5", local_epochs=2, batch_size=4),
-        model,
-        samples=9,
-    )
+    keys = {"data_set": "digits", "model": "shufflenet_v2_x0_5", "local_epochs": 2, "batch_size": 4}
+    train(job(**keys), model, samples=9)
     counts = {int(m.num_batches_tracked) for m in model.modules() if isinstance(m, BATCH_NORMS)}  # type: ignore
     assert counts == {4}
 
@@ -230,11 +218,13 @@ def client_weights(mean: float, batches: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("policy", [None, "fed-yogi", "q-fedavg"])
 def test_statistics_are_averaged_as_the_weights_are(job: MakeJob, policy: str | None) -> None:
-    # Clients with weights 3 and 1: (3 x 1 + 1 x 5) / 4 = 2, variance 4, batches (3 x 10 + 1 x 20) / 4 = 12.5 -> 12.
-    args = fedscale_args(job(gradient_policy=policy), Place())
-    average, clients = Average(), [client_weights(1.0, 10), client_weights(5.0, 20)]
-    average.add(clients[0], 3.0)
-    average.add(clients[1], 1.0)
+    # Clients with weights 3 and 1: (3 x 1 + 1 x 5) / 4 = 2, variance 4, batches
+    # (3 x 10 + 1 x 20) / 4 = 12.5 -> 12.
+    args = fedscale_env.namespace(resolve(job(gradient_policy=policy)), Place())
+    clients = [client_weights(1.0, 10), client_weights(5.0, 20)]
+    average = WeightedAverage(clients[0])
+    average.add(Update(1, clients[0], weight=3.0))
+    average.add(Update(2, clients[1], weight=1.0))
     adapter = ModelAdapter(
         normed(), optimizer=TorchServerOptimizer(policy, args, torch.device("cpu"))
     )
@@ -259,7 +249,7 @@ def test_statistics_are_averaged_as_the_weights_are(job: MakeJob, policy: str | 
 
 def test_q_fedavg_takes_no_count_for_a_gradient(job: MakeJob) -> None:
     """How many batches the clients have counted does not change the step of the parameters."""
-    args = fedscale_args(job(gradient_policy="q-fedavg"), Place())
+    args = fedscale_env.namespace(resolve(job(gradient_policy="q-fedavg")), Place())
     names = list(normed().state_dict())
 
     def stepped(batches: int) -> np.ndarray:

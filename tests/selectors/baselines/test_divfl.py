@@ -17,7 +17,7 @@ from selector_worlds import five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.job import run_job
+from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors.base import RoundOutcome
 from fedsuv_plugin.selectors.baselines.divfl import (
@@ -38,6 +38,7 @@ def make(n: int, seed: int = 0, **params: object) -> Divfl:
 
 
 def told(s: Divfl, directions: np.ndarray, rows: object = None) -> Divfl:
+    """The selector, after these clients (all by default) have sent their directions."""
     for row in range(len(directions)) if rows is None else rows:  # type: ignore[attr-defined]
         s.receive(row, directions[row])
     return s
@@ -59,8 +60,9 @@ def greedy_by_the_book(points: np.ndarray, k: int) -> list[int]:
 
 
 def test_picks_by_hand() -> None:
-    # On a line at 0, 1, 2, 10, 11: the medoid is 2 (distances 2 + 1 + 0 + 8 + 9 = 20); then 10 leaves 2 + 1 + 0 + 0 + 1
-    # = 4, 11 leaves 2 + 1 + 0 + 1 + 0 = 4 as well: a tie; then 0 or 1, which leave 2 each.
+    # On a line at 0, 1, 2, 10, 11: the medoid is 2 (distances 2 + 1 + 0 + 8 + 9 = 20); then 10
+    # leaves 2 + 1 + 0 + 0 + 1 = 4, 11 leaves 2 + 1 + 0 + 1 + 0 = 4 as well: a tie; then 0 or 1,
+    # which leave 2 each.
     points = np.array([0.0, 1.0, 2.0, 10.0, 11.0])[:, None]
     for seed in range(10):
         for picks in (
@@ -78,25 +80,22 @@ def test_lazy_greedy_is_greedy(seed: int) -> None:
     points = rng.normal(size=(40, 5))
     book = greedy_by_the_book(points, 6)
     assert facility_location(points, 6, rng).tolist() == book
-    assert (
-        stochastic_facility_location(points, 6, 1e-9, rng).tolist() == book
-    )  # the sample is everyone
+    # With an epsilon this small the sample is everyone.
+    assert stochastic_facility_location(points, 6, 1e-9, rng).tolist() == book
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_greedy_keeps_its_guarantee(seed: int) -> None:
-    """1 - 1/e of the best improvement over the constant, Nemhauser et al.; stochastic: 1 - 1/e - epsilon on average."""
+    """Greedy reaches 1 - 1/e of the best improvement over the constant (Nemhauser et al.).
+
+    Stochastic greedy reaches 1 - 1/e - epsilon on average."""
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(12, 3))
     base = len(points) * 2 * np.linalg.norm(points, axis=1).max()
-    best = max(
-        base - objective(points, members) for members in itertools.combinations(range(12), 4)
-    )
+    best = base - min(objective(points, s) for s in itertools.combinations(range(12), 4))
     assert base - objective(points, facility_location(points, 4, rng)) >= (1 - 1 / math.e) * best
-    values = [
-        base - objective(points, stochastic_facility_location(points, 4, 0.1, rng))
-        for _ in range(50)
-    ]
+    picks = [stochastic_facility_location(points, 4, 0.1, rng) for _ in range(50)]
+    values = [base - objective(points, chosen) for chosen in picks]
     assert np.mean(values) >= (1 - 1 / math.e - 0.1) * best
 
 
@@ -116,10 +115,13 @@ def test_one_of_each_kind_is_chosen() -> None:
 
 
 def test_the_sketch_keeps_squared_distances_within_its_stated_distortion() -> None:
-    # 400 pairs of 5,000 numbers in 512: the ratio has mean 1 and a standard deviation of at most sqrt(2/512) = 0.0625.
-    rng, ratios = np.random.default_rng(0), []
+    # 400 pairs of 5,000 numbers in 512: the ratio has mean 1 and a standard deviation of at most
+    # sqrt(2/512) = 0.0625.
+    rng = np.random.default_rng(0)
+    ratios = []
     for seed in range(400):
-        x, sketch = rng.normal(size=5000), Sketch(5000, 512, seed)
+        x = rng.normal(size=5000)
+        sketch = Sketch(5000, 512, seed)
         ratios.append(float((sketch(x) ** 2).sum() / (x**2).sum()))
     assert abs(np.mean(ratios) - 1) < 5 * 0.0625 / 20
     assert np.std(ratios) < 0.0625 * 1.15
@@ -155,7 +157,10 @@ def test_everyone_is_asked_once_when_first_online_and_then_only_cohorts_tell() -
     s.update(done(3, np.array([3]), np.ones((1, 6))))
     assert s.explain()["known"].tolist() == [True] * 4 + [False] * 2
     fresh = make(6, directions="fresh")
-    assert all(len(fresh.probe(look(fresh.clients, t)).rows) == 6 for t in (1, 2, 3))  # type: ignore[union-attr]
+    for t in (1, 2, 3):
+        question = fresh.probe(look(fresh.clients, t))
+        assert question is not None
+        assert len(question.rows) == 6
 
 
 def test_clients_without_a_direction_fill_up() -> None:
@@ -195,7 +200,8 @@ def test_ties_are_broken_fairly(greedy: str) -> None:
 def test_always_min_k_online_distinct_rows(
     n: int, k: int, seed: int, greedy: str, data: st.DataObject
 ) -> None:
-    rng, s = np.random.default_rng(seed), make(n, seed, greedy=greedy, sketch_dim=3)
+    rng = np.random.default_rng(seed)
+    s = make(n, seed, greedy=greedy, sketch_dim=3)
     for t in range(1, 4):
         online = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
         scale = data.draw(st.sampled_from([0.0, 1.0, 1e38]))
@@ -208,7 +214,8 @@ def test_always_min_k_online_distinct_rows(
 
 def test_a_resumed_selector_continues_exactly() -> None:
     def play(s: Divfl, first: int) -> list[list[int]]:
-        picks, rng = [], np.random.default_rng(first)
+        picks = []
+        rng = np.random.default_rng(first)
         for t in range(first, first + 5):
             rows = s.select(look(s.clients, t), 3)
             picks.append(rows.tolist())
