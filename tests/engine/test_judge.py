@@ -79,7 +79,7 @@ def test_how_the_clients_find_the_model_by_hand(world: World) -> None:
 
 def test_accuracy_and_loss_of_chunks_by_hand() -> None:
     # Chunks 1 and 2: 3 of 20 right, a loss of (2 + 4) / 20.
-    assert accuracy_and_loss([chunk_of(1), chunk_of(2)]) == (0.15, pytest.approx(0.3))
+    assert accuracy_and_loss([chunk_of(1), chunk_of(2)]) == pytest.approx((0.15, 0.3))
     assert accuracy_and_loss([]) == (None, None)
     overflowed = {**chunk_of(1), "test_loss": float("inf")}
     assert accuracy_and_loss([overflowed, chunk_of(2)]) == (0.15, None)

@@ -440,7 +440,7 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
         torch.get_num_threads(),
         torch.get_default_dtype(),
     )
-    numpy_state = np.random.get_state(legacy=True)[1].copy()
+    numpy_state = np.random.get_state()[1].copy()
     first, again = fit(data, HYPER), fit(data, HYPER)
     assert first.converged
     assert first.hyper.lengths.tolist() == again.hyper.lengths.tolist()
@@ -453,7 +453,7 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
     assert warm.log_likelihood == pytest.approx(first.log_likelihood, abs=0.05)
     assert torch.equal(torch.get_rng_state(), random)
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, kind)
-    assert np.array_equal(np.random.get_state(legacy=True)[1], numpy_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
 
 
 # Pareto steps
