@@ -595,12 +595,12 @@ def test_equal_utilities_are_nothing_to_fit() -> None:
 
 def test_nothing_global_is_touched() -> None:
     torch_state = torch.get_rng_state().clone()
-    numpy_state = np.random.get_state(legacy=True)[1].copy()
+    numpy_state = np.random.get_state(legacy=False)["state"]["key"].copy()
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
     play(make(random_clients(40), refit_every=3), range(1, 12))
     assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state(legacy=True)[1], numpy_state)
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], numpy_state)
     assert torch.get_num_threads() == threads
     assert torch.get_default_dtype() == dtype
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,9 @@ def test_small_images_are_not_shrunk_by_the_first_layers(name: str, small: int, 
 
 def test_the_first_convolution_has_the_datas_channels() -> None:
     def first(name: str, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
-        return tuple(build(name, shape, 10).get_submodule(path).weight.shape)
+        weight = build(name, shape, 10).get_submodule(path).weight
+        assert isinstance(weight, torch.Tensor)
+        return tuple(weight.shape)
 
     assert first("resnet34", (1, 32, 32), "conv1") == (64, 1, 3, 3)
     assert first("resnet18", (1, 128, 128), "conv1") == (64, 1, 7, 7)
@@ -163,14 +166,11 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def train(job: Job, model: nn.Module, samples: int) -> dict[str, object]:
+def train(job: Job, model: nn.Module, samples: int) -> dict[str, Any]:
     args = fedscale_env.namespace(resolve(job), Place())
     torch.manual_seed(1)
     data = Samples(torch.randn(samples, 1, 8, 8), torch.randint(10, (samples,)))
-    result: dict[str, object] = PluginClient(args).train(
-        data, model, Namespace(**vars(args), client_id=1, round=1)
-    )
-    return result
+    return PluginClient(args).train(data, model, Namespace(**vars(args), client_id=1, round=1))
 
 
 @pytest.mark.parametrize("keys", [{"batch_size": 1}, {"batch_size": 8}])
