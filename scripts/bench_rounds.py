@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Seconds per round of one and the same job: a bare PyTorch loop, our loopback, our processes, stock FedScale.
+"""Seconds per round of one job: a bare PyTorch loop, our loopback and processes, stock FedScale.
 
     python scripts/bench_rounds.py [--rounds 50] [--stock-rounds 6] [--threads 1]
 
-The job: MLP 784-64-30-10, 100 clients of 600 samples each, 10 a round, 20 local steps of batch 64. All sides use the
-same number of torch threads and the same synthetic data, held in memory; start-up and evaluation are left out. Stock
-FedScale runs its own aggregator and executors (two, as our processes do) over gRPC. What is given to it: the model,
-which its model zoo does not have, and data in memory without its image transforms, which makes it faster.
-Ratios compare numbers of this one run; machines are noisy, so look at ratios, not at seconds.
+The job: MLP 784-64-30-10, 100 clients of 600 samples each, 10 a round, 20 local steps of batch 64.
+All sides use the same number of torch threads and the same synthetic data, held in memory; start-up
+and evaluation are left out. Stock FedScale runs its own aggregator and executors (two, as our
+processes do) over gRPC. What is given to it: the model, which its model zoo does not have, and data
+in memory without its image transforms, which makes it faster. Ratios compare numbers of this one
+run; machines are noisy, so look at ratios, not at seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-CLIENTS, PARTICIPANTS, STEPS, BATCH, SAMPLES, DIM, CLASSES = 100, 10, 20, 64, 60_000, 784, 10
+CLIENTS = 100
+PARTICIPANTS = 10
+STEPS = 20
+BATCH = 64
+SAMPLES = 60_000
+DIM = 784
+CLASSES = 10
 EXECUTORS = 2
 
 
@@ -61,11 +68,9 @@ def bare_loop(job: Any) -> list[float]:
     from fedsuv_plugin.tasks.federated_data import FederatedData, initial_model
 
     torch.set_num_threads(job.config.torch_threads)
-    data, model, config = (
-        FederatedData(job.config, torch.device("cpu")),
-        initial_model(job.config),
-        job.config,
-    )
+    config = job.config
+    data = FederatedData(config, torch.device("cpu"))
+    model = initial_model(config)
     clients = {c: data.training(c) for c in range(1, CLIENTS + 1)}
     weights = {name: t.clone() for name, t in model.state_dict().items()}
     seconds = []
@@ -97,7 +102,7 @@ def bare_loop(job: Any) -> list[float]:
 
 def ours(job: Any, launcher: str) -> list[float]:
     """Gaps between the ends of rounds; the last one, which evaluates, is left out."""
-    from fedsuv_plugin.job import run_job
+    from fedsuv_plugin.engine.launchers import run_job
     from fedsuv_plugin.records import RunDirectory
 
     ends: list[float] = []
@@ -162,13 +167,12 @@ def stock(folder: Path, rounds: int, threads: int) -> list[float]:
                 executor.kill()
                 executor.wait()
     ends = json.loads(done.stdout.splitlines()[-1])
-    return [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)][
-        1:
-    ]  # the first includes an evaluation
+    gaps = [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return gaps[1:]  # the first includes an evaluation
 
 
 def stock_role(role: str, threads: int, words: list[str]) -> None:
-    """One stock process: FedScale's own classes, with the model and the data of this benchmark handed to them."""
+    """One stock process: FedScale's own classes, given the model and the data of this benchmark."""
     import numpy as np
     import torch
 
@@ -179,7 +183,8 @@ def stock_role(role: str, threads: int, words: list[str]) -> None:
     sys.argv = [sys.argv[0], *words]
     parser = fedscale_env.parser_module()
     parser.args, _ = parser.parser.parse_known_args(words)  # type: ignore[attr-defined]
-    parser.args.use_cuda, parser.args.num_class = False, CLASSES
+    parser.args.use_cuda = False
+    parser.args.num_class = CLASSES
     parser.args.event_dir = str(Path(parser.args.log_path) / f"{role}{parser.args.this_rank}")
     fedscale_env.load()
     from fedscale.cloud.aggregation import aggregator
@@ -242,7 +247,8 @@ def main() -> None:
         job = bench_job(folder, args.rounds, args.threads)
         # Bare loop and loopback take turns, so that a busy moment of the machine hits both.
         half = bench_job(folder, max(3, args.rounds // 2), args.threads)
-        bare, loopback = list[float](), list[float]()
+        bare: list[float] = []
+        loopback: list[float] = []
         for _ in range(2):
             bare += bare_loop(half)
             loopback += ours(half, "loopback")
@@ -253,8 +259,8 @@ def main() -> None:
             "stock FedScale": median(stock(Path(folder), args.stock_rounds, args.threads)),
         }
     print(
-        f"{CLIENTS} clients, {PARTICIPANTS} a round, {STEPS} steps of batch {BATCH}, MLP {DIM}-64-30-{CLASSES}, "
-        f"{args.threads} torch thread(s); median seconds per round"
+        f"{CLIENTS} clients, {PARTICIPANTS} a round, {STEPS} steps of batch {BATCH}, "
+        f"MLP {DIM}-64-30-{CLASSES}, {args.threads} torch thread(s); median seconds per round"
     )
     for name, value in seconds.items():
         print(

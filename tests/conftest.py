@@ -1,4 +1,4 @@
-"""What the tests share: jobs on small worlds, their records, and the real data where it is at hand."""
+"""What the tests share: jobs on small worlds, their records, and real data where it is at hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
 
+MakeJob = Callable[..., Job]
 ROOT = Path(__file__).parent.parent
+DEVICES = str(ROOT / "device_traces" / "population_3500.npz")
 SMALL: dict[str, object] = {
     "job_name": "test",
     "data_set": "synthetic",
@@ -40,7 +44,7 @@ SMALL: dict[str, object] = {
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Callable[..., Job]:
+def job(tmp_path: Path) -> MakeJob:
     """A small job, with the given keys over its own; `oort.x` is spelt oort__x."""
 
     def make(**values: object) -> Job:
@@ -60,15 +64,21 @@ def data_root() -> Path:
 
 
 def records(path: Path, file: str = "rounds.jsonl") -> list[dict[str, Any]]:
-    """The lines of a record file, without what is measured in wall time: every key that ends in _seconds."""
+    """The lines of a record file without wall times, which are the keys that end in _seconds."""
 
     def timeless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return {key: value for key, value in pairs if not key.endswith("_seconds")}
 
-    return [
-        json.loads(line, object_pairs_hook=timeless)
-        for line in (path / file).read_text().splitlines()
-    ]
+    lines = (path / file).read_text().splitlines()
+    return [json.loads(line, object_pairs_hook=timeless) for line in lines]
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """The last checkpoint of a run."""
+    with closing(RunDirectory.open(path)) as directory:
+        state = directory.load_checkpoint()
+    assert state is not None
+    return state
 
 
 def run(job: Job, **options: Any) -> Path:
@@ -79,7 +89,7 @@ def run(job: Job, **options: Any) -> Path:
 
 
 class Killed(BaseException):
-    """Stands for kill -9 within one process: nothing of the job gets to clean up what it was writing."""
+    """Stands for kill -9 within one process: nobody cleans up what the job was writing."""
 
 
 def run_killed_and_resumed(job: Job, last_round: int) -> Path:
@@ -103,12 +113,13 @@ def same_records(one: Path, other: Path) -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, manager: type[SelectorClientManager]) -> None:
     """A client manager of a test, registered under its selector's name in this process."""
-    original, name = named.client_manager_class, manager.selector_class.name
-    monkeypatch.setattr(
-        named,
-        "client_manager_class",
-        lambda wanted, points=None: manager if wanted == name else original(wanted, points),
-    )
+    original = named.client_manager_class
+    name = manager.selector_class.name
+
+    def found(wanted: str, points: Any = None) -> type:
+        return manager if wanted == name else original(wanted, points)
+
+    monkeypatch.setattr(named, "client_manager_class", found)
 
 
 # ---- a job as separate processes
@@ -117,8 +128,9 @@ def install(monkeypatch: pytest.MonkeyPatch, manager: type[SelectorClientManager
 def driver_commands(
     config: Path, overrides: dict[str, object], time_stamp: str
 ) -> tuple[str, list[str]]:
-    """The command lines that FedScale's docker/driver.py builds from a job file: every entry of job_conf as a flag,
-    then who is who."""
+    """The command lines that FedScale's docker/driver.py builds from a job file.
+
+    Every entry of job_conf is a flag; then comes who is who."""
     content = yaml.safe_load(config.read_text())
     flags = {"time_stamp": time_stamp, "ps_ip": content["ps_ip"]}
     for entry in content["job_conf"]:
@@ -158,3 +170,27 @@ def run_commands(commands: list[str]) -> None:
     for process in processes:
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
+
+
+def start_command(job: Job, *words: str) -> subprocess.Popen[str]:
+    """`fedsuv run` in a process of its own, on the job's file unless other words are given."""
+    file = Path(job.config.log_path).parent / "job.yml"
+    file.write_text(json.dumps({"job_conf": [{k: v} for k, v in job.flat().items()]}))
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsuv_plugin.cli", "run", *(words or (str(file),))],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for_rounds(job: Job, n: int) -> Path:
+    """The job's run directory, once n rounds stand in it."""
+    parent = Path(job.config.log_path) / job.config.job_name
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        for path in parent.glob("*/rounds.jsonl"):
+            if path.read_text().count("\n") >= n:
+                return path.parent
+        time.sleep(0.01)
+    raise AssertionError(f"no {n} rounds within five minutes")

@@ -58,5 +58,7 @@ def outcome(
 
 
 def five_sigma(n: int, p: float) -> float:
-    """Five standard deviations of Binomial(n, p): a fair count leaves them once in two million times."""
+    """Five standard deviations of Binomial(n, p).
+
+    A fair count is further off once in two million times."""
     return 5 * float(np.sqrt(n * p * (1 - p)))

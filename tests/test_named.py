@@ -74,22 +74,27 @@ PLUGIN = {
         build-backend = "setuptools.build_meta"
         """,
     "tiny_selector.py": '''
-        """Two selectors from outside: one on the contract of fedsuv_plugin, one that knows only FedScale."""
+        """One selector on the contract of fedsuv_plugin, and one that knows only FedScale."""
         from dataclasses import dataclass
         from fedscale.cloud.client_manager import ClientManager
         from fedsuv_plugin.engine.client_manager import SelectorClientManager
         from fedsuv_plugin.params import Params, param
-        from fedsuv_plugin.selectors.base import LOSS, Probe, Selector
+        from fedsuv_plugin.selectors.base import Probe, Selector
+        from fedsuv_plugin.selectors.signals import LOSS
 
         @dataclass(frozen=True, kw_only=True)
         class WorstLossParams(Params):
             candidates: int = param(20, "how many clients are asked for their loss", low=1)
 
         class WorstLoss(Selector):
-            name, paper, Params, needs = "worst_loss", "nobody, 2026", WorstLossParams, frozenset({LOSS})
+            name = "worst_loss"
+            paper = "nobody, 2026"
+            probes = frozenset({LOSS})
+            Params = WorstLossParams
 
             def probe(self, view):
-                return Probe(LOSS, self.rng.choice(view.online, self.params.candidates, replace=False))
+                asked = self.rng.choice(view.online, self.params.candidates, replace=False)
+                return Probe(LOSS, asked)
 
             def select(self, view, k):
                 return view.probe.rows[(-view.probe.values).argsort()[:k]]
@@ -110,31 +115,24 @@ def test_a_package_of_its_own_adds_selectors(tmp_path: Path) -> None:
     source.mkdir()
     for name, text in PLUGIN.items():
         (source / name).write_text(textwrap.dedent(text))
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--target",
-            str(site),
-            str(source),
-        ],
-        check=True,
-    )
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--target", str(site), str(source)], check=True)
     script = textwrap.dedent("""
         import sys
         from fedsuv_plugin.cli import main
-        job = ["--quiet", "--set", "rounds=2", "--set", "log_path=runs", "--set", "overcommitment=1"]
-        quickstart = sys.argv[1]
+
+
+        def run(*keys, options=()):
+            keys = ("rounds=2", "log_path=runs", "overcommitment=1", *keys)
+            words = [word for key in keys for word in ("--set", key)]
+            return main(["run", sys.argv[1], "--quiet", *words, *options])
+
+
         assert main(["selectors", "worst_loss"]) == 0
-        worst = ["run", quickstart, *job, "--set", "sample_mode=worst_loss", "--set", "worst_loss.candidates=30"]
-        assert main([*worst, "--set", "job_name=here"]) == 0
-        assert main([*worst, "--set", "job_name=there", "--launcher", "processes"]) == 0
-        assert main(["run", quickstart, *job, "--set", "sample_mode=foreign_first"]) == 0
+        worst = ("sample_mode=worst_loss", "worst_loss.candidates=30")
+        assert run(*worst, "job_name=here") == 0
+        assert run(*worst, "job_name=there", options=["--launcher", "processes"]) == 0
+        assert run("sample_mode=foreign_first") == 0
         """)
     quickstart = ROOT / "configs" / "quickstart.yml"
     done = subprocess.run(

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Killed, records
+import yaml
+from conftest import (
+    Killed,
+    MakeJob,
+    checkpoint,
+    records,
+    run,
+    same_records,
+    start_command,
+    wait_for_rounds,
+)
 
-from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.cli import main
+from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.engine.launchers import run_job
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.records import FORMAT, RunDirectory, finite_or_none, read_run
 
-MakeJob = Callable[..., Job]
-FILES = ("rounds.jsonl", "metrics.jsonl")
-
-
-def uninterrupted(job: Job) -> dict[str, list[dict[str, object]]]:
-    directory = RunDirectory.create(job)
-    assert run_job(directory)
-    return {file: records(directory.path, file) for file in FILES}
+# ---- a job that died goes on
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, round_number: int, torn: bool) -> None:
@@ -51,21 +51,21 @@ def test_a_killed_job_resumes_to_the_same_numbers(
     job: MakeJob, monkeypatch: pytest.MonkeyPatch, selector: str, round_number: int, torn: bool
 ) -> None:
     small = job(sample_mode=selector, rounds=9, checkpoint_every=3, gradient_policy="fed-yogi")
-    expected = uninterrupted(small)
+    whole = run(small)
     directory = RunDirectory.create(small)
     with monkeypatch.context() as patch:
         die_at(patch, round_number, torn)
         with pytest.raises(Killed):
             run_job(directory)
     assert run_job(RunDirectory.open(directory.path))
-    assert {file: records(directory.path, file) for file in FILES} == expected
+    same_records(directory.path, whole)
 
 
 def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(
     job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = job(rounds=8, checkpoint_every=3)
-    expected = uninterrupted(small)
+    whole = run(small)
     directory = RunDirectory.create(small)
 
     def replace(source: str | Path, target: str | Path) -> None:
@@ -78,80 +78,36 @@ def test_dying_while_a_checkpoint_is_written_leaves_the_old_one(
         patch.setattr(os, "replace", replace)
         with pytest.raises(Killed):
             run_job(directory)
-    state = directory.load_checkpoint()
-    assert state is not None
-    assert state["round"] == 3
+    assert checkpoint(directory.path)["round"] == 3
     assert run_job(RunDirectory.open(directory.path))
-    assert {file: records(directory.path, file) for file in FILES} == expected
-
-
-def start(job: Job, *words: str) -> subprocess.Popen[str]:
-    """A job in a process of its own, from a job file."""
-    file = Path(job.config.log_path).parent / "job.yml"
-    file.write_text(json.dumps({"job_conf": [{k: v} for k, v in job.flat().items()]}))
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsuv_plugin.cli", "run", *(words or (str(file),))],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def wait_for_rounds(job: Job, n: int) -> Path:
-    """The job's run directory, once n rounds stand in it."""
-    parent, deadline = Path(job.config.log_path) / job.config.job_name, time.monotonic() + 300
-    while time.monotonic() < deadline:
-        for path in parent.glob("*/rounds.jsonl"):
-            if path.read_text().count("\n") >= n:
-                return path.parent
-        time.sleep(0.01)
-    raise AssertionError(f"no {n} rounds within five minutes")
+    same_records(directory.path, whole)
 
 
 @pytest.mark.parametrize("launcher", ["loopback", "processes"])
 def test_kill_dash_nine_and_resume(job: MakeJob, launcher: str) -> None:
     small = job(rounds=400, checkpoint_every=20, eval_interval=100, sample_mode="oort")
-    process = start(small)
+    process = start_command(small)
     path = wait_for_rounds(small, 50)
     process.kill()
     process.communicate()
-    kept = records_up_to_the_tear(path)
+    kept = (path / "rounds.jsonl").read_text().count("\n")
     assert 50 <= kept < 400
-    resumed = start(small, "--resume", str(path), "--launcher", launcher)
-    out, err = resumed.communicate(timeout=300)
+    resumed = start_command(small, "--resume", str(path), "--launcher", launcher)
+    _, err = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, err
-    assert {file: records(path, file) for file in FILES} == uninterrupted(
-        small.with_values(log_path=small.config.log_path + "2")
-    )
-
-
-def records_up_to_the_tear(path: Path) -> int:
-    return (path / "rounds.jsonl").read_text().count("\n")
-
-
-def test_ctrl_c_finishes_the_round_writes_a_checkpoint_and_says_how_to_go_on(job: MakeJob) -> None:
-    small = job(rounds=2000, checkpoint_every=10**6)
-    process = start(small)
-    path = wait_for_rounds(small, 20)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert f"resume with: fedsuv run --resume {path}" in err
-    assert "Traceback" not in err
-    state = RunDirectory.open(path).load_checkpoint()
-    assert state is not None
-    assert state["round"] == records(path)[-1]["round"] >= 20
+    same_records(path, run(small.with_values(log_path=small.config.log_path + "2")))
 
 
 def test_a_finished_run_resumed_stays_as_it_is_and_can_be_lengthened(job: MakeJob) -> None:
-    small = job(rounds=4)
-    directory = RunDirectory.create(small)
-    assert run_job(directory)
-    before = records(directory.path)
-    assert run_job(RunDirectory.open(directory.path))
-    assert records(directory.path) == before
-    assert run_job(RunDirectory.open(directory.path, {"rounds": 6}))
-    assert records(directory.path) == uninterrupted(job(rounds=6))["rounds.jsonl"]
+    path = run(job(rounds=4))
+    before = records(path)
+    assert run_job(RunDirectory.open(path))
+    assert records(path) == before
+    assert run_job(RunDirectory.open(path, {"rounds": 6}))
+    assert records(path) == records(run(job(rounds=6)))
+
+
+# ---- the directory
 
 
 def test_two_jobs_do_not_share_a_run_directory(job: MakeJob) -> None:
@@ -182,4 +138,83 @@ def test_the_environment_is_recorded(job: MakeJob) -> None:
     directory = RunDirectory.create(job())
     environment = json.loads((directory.path / "environment.json").read_text())
     assert environment["seed"] == 3
+    assert environment["format"] == FORMAT
     assert environment["packages"]["fedscale"] == "1.0"
+
+
+def test_the_job_is_recorded_as_it_was_resolved(job: MakeJob) -> None:
+    """What the selector settled stands there as numbers, and is read back as the same job."""
+    small = job(sample_mode="quick_init_ucb", oort__exploration_min=0.25)
+    directory = RunDirectory.create(small)
+    settings = read_run(directory.path).settings
+    assert settings["holdout_fraction"] == 0.2
+    assert settings["public_fraction"] == 0.0
+    assert settings["oort.exploration_min"] == 0.25
+    again = resolve(load_job(directory.path / "config.yml"))
+    assert again.config == directory.job.config == resolve(small).config
+    assert again.selector_params == directory.job.selector_params
+    assert again.needs == directory.job.needs
+
+
+def test_a_job_refused_before_its_first_round_can_be_thrown_away(job: MakeJob) -> None:
+    refused = RunDirectory.create(job())
+    refused.discard()
+    assert not refused.path.exists()
+    begun = RunDirectory.create(job())
+    begun.append("rounds.jsonl", {"round": 1})
+    begun.discard()
+    assert begun.path.exists()
+
+
+# ---- reading it
+
+
+def test_a_run_is_read_up_to_the_line_that_was_not_written_to_its_end(job: MakeJob) -> None:
+    path = run(job(rounds=4))
+    whole = read_run(path)
+    assert [record["round"] for record in whole.rounds] == [1, 2, 3, 4]
+    assert [record["round"] for record in whole.metrics] == [0, 2, 4]
+    assert whole.settings["rounds"] == 4
+    assert whole.environment["seed"] == 3
+    assert whole.path == path
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 5, "clo')
+    assert read_run(path).rounds == whole.rounds
+
+
+def test_a_run_that_has_not_begun_has_no_rounds(job: MakeJob) -> None:
+    begun = read_run(RunDirectory.create(job()).path)
+    assert (begun.rounds, begun.metrics) == ([], [])
+
+
+def test_what_is_no_run_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run directory"):
+        read_run(tmp_path)
+
+
+def test_a_run_of_version_0_1_can_be_read_but_not_resumed(
+    job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its environment.json says nothing of a format, and its job file leaves the shares open."""
+    path = run(job(rounds=4))
+    environment = json.loads((path / "environment.json").read_text())
+    del environment["format"]
+    (path / "environment.json").write_text(json.dumps(environment))
+    content = yaml.safe_load((path / "config.yml").read_text())
+    content["job_conf"] = [e for e in content["job_conf"] if "holdout_fraction" not in e]
+    (path / "config.yml").write_text(yaml.safe_dump(content))
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    assert main(["run", "--resume", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedsuv: {path}: written by another version of fedsuv_plugin")
+    assert len(err.splitlines()) == 1
+    old = read_run(path)
+    assert [record["round"] for record in old.rounds] == [1, 2, 3, 4]
+    assert old.metrics[-1]["round"] == 4
+    assert "format" not in old.environment
+    assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+
+
+def test_json_has_no_infinity() -> None:
+    assert [finite_or_none(x) for x in (1.5, float("nan"), float("inf"))] == [1.5, None, None]

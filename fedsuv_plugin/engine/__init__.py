@@ -1,0 +1,1 @@
+"""FedScale subclassed: the only folder that imports it."""

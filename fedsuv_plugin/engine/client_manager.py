@@ -142,7 +142,8 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     # ---- who is there
 
     def getFeasibleClients(self, cur_time: float) -> list[int]:
-        return self.clients.ids[self._online(cur_time)].tolist()
+        rows = self._online(cur_time)
+        return self.clients.ids[rows].tolist()
 
     def isClientActive(self, client_id: int, cur_time: float) -> bool:
         return self._ready()[1].is_online(int(client_id), cur_time)

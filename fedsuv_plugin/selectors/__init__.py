@@ -1,0 +1,1 @@
+"""The algorithms that choose clients: arrays in, rows out, nothing of FedScale."""

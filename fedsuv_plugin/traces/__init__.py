@@ -1,0 +1,1 @@
+"""Device populations: speed, bandwidth, features, energy, availability, deadlines."""

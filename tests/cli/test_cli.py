@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, records
+from conftest import DEVICES, ROOT, records
 
 from fedsuv_plugin import named
 from fedsuv_plugin.cli import main
+from fedsuv_plugin.traces.files import write
+from fedsuv_plugin.traces.population import load_population
+from fedsuv_plugin.traces.tables import Trace
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yml")
 
@@ -25,6 +28,11 @@ def fedsuv(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
         code = int(stopped.code or 0)
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def setting(*keys: str) -> list[str]:
+    """--set for each of them."""
+    return [word for key in keys for word in ("--set", key)]
 
 
 def test_the_quickstart_reaches_ninety_percent(
@@ -44,19 +52,8 @@ def test_the_quickstart_reaches_ninety_percent(
 def test_swapping_the_selector_is_one_key(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, selector: str
 ) -> None:
-    code, out, err = fedsuv(
-        capsys,
-        "run",
-        QUICKSTART,
-        "--quiet",
-        "--set",
-        f"log_path={tmp_path}",
-        "--set",
-        f"sample_mode={selector}",
-        "--set",
-        "rounds=5",
-    )
-    assert (code, out, err) == (0, "", "")
+    keys = (f"log_path={tmp_path}", f"sample_mode={selector}", "rounds=5")
+    assert fedsuv(capsys, "run", QUICKSTART, "--quiet", *setting(*keys)) == (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +61,8 @@ def test_swapping_the_selector_is_one_key(
     [
         (
             ["run", QUICKSTART, "--set", "sample_mode=fedsvu"],
-            f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; installed: {', '.join(named.installed())}",
+            f"fedsuv: {QUICKSTART}: unknown client manager 'fedsvu'; "
+            f"installed: {', '.join(named.installed())}",
         ),
         (
             ["run", QUICKSTART, "--set", "rounds=no"],
@@ -98,17 +96,12 @@ def test_mistakes_are_one_line(
 def test_a_job_refused_before_it_starts_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert (
-        fedsuv(
-            capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}/runs", "--set", "momentum=2"
-        )[0]
-        == 2
-    )
+    here = f"log_path={tmp_path}/runs"
+    code, _, _ = fedsuv(capsys, "run", QUICKSTART, *setting(here, "momentum=2"))
+    assert code == 2
     assert not (tmp_path / "runs").exists()
-    # this one is found out only when the job starts
-    code, _, err = fedsuv(
-        capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}/runs", "--set", "data_set=Mnst"
-    )
+    # This one is found out only when the job starts.
+    code, _, err = fedsuv(capsys, "run", QUICKSTART, *setting(here, "data_set=Mnst"))
     assert (code, len(err.splitlines())) == (2, 1)
     assert list((tmp_path / "runs" / "quickstart").iterdir()) == []
 
@@ -116,21 +109,28 @@ def test_a_job_refused_before_it_starts_leaves_nothing_behind(
 def test_a_deadline_shows_in_the_progress_line_and_agrees_with_the_curve(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """600 clients asked at random: the share valid has a standard error of at most 0.02; allow five."""
-    code, _, err = fedsuv(
-        capsys, "run", QUICKSTART, "--set", f"log_path={tmp_path}", "--set", "round_deadline=80"
-    )
+    """600 clients are asked at random.
+
+    The share that is valid has a standard error of at most 0.02; allow five of them."""
+    keys = setting(f"log_path={tmp_path}", "round_deadline=80")
+    code, _, err = fedsuv(capsys, "run", QUICKSTART, *keys)
     assert code == 0
     rounds = records(next((tmp_path / "quickstart").iterdir()))
     share = sum(len(r["valid"]) for r in rounds) / sum(len(r["asked"]) for r in rounds)
     assert f"valid {len(rounds[-1]['valid'])}/10" in err
-    population = str(Path(QUICKSTART).parent.parent / "device_traces" / "population_3500.npz")
-    _, out, _ = fedsuv(
-        capsys, "traces", "show", population, "--job", QUICKSTART, "--set", "round_deadline=80"
-    )
+    show = ("traces", "show", DEVICES, "--job", QUICKSTART)
+    _, out, _ = fedsuv(capsys, *show, *setting("round_deadline=80"))
     shown = re.search(r"round_deadline 80: ([\d.]+)% of those asked are valid", out)
     assert shown
     assert abs(share - float(shown[1]) / 100) < 0.1
+
+
+def test_traces_show_knows_local_epochs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write(Trace.of(load_population(300, DEVICES, None)), tmp_path / "devices.npz")
+    show = ("traces", "show", str(tmp_path / "devices.npz"), "--job", QUICKSTART)
+    code, out, _ = fedsuv(capsys, *show, *setting("local_epochs=2", "num_clients=40"))
+    assert code == 0
+    assert "40 clients, 2 epochs of a client's own samples" in out
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -145,11 +145,9 @@ def test_selectors_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) ->
     _, out, _ = fedsuv(capsys, "selectors", "--json")
     listed = {entry["name"]: entry for entry in json.loads(out)}
     assert {"oort", "random", "round_robin"} <= listed.keys()
-    assert {
-        "name": "exploration_min",
-        "default": "0.3",
-        "allowed": "a number >= 0 and <= 1",
-    }.items() <= listed["oort"]["parameters"][2].items()
+    parameters = {entry["name"]: entry for entry in listed["oort"]["parameters"]}
+    assert parameters["exploration_min"]["default"] == "0.3"
+    assert parameters["exploration_min"]["allowed"] == "a number >= 0 and <= 1"
     _, out, _ = fedsuv(capsys, "selectors", "oort")
     assert "oort.exploration_min: 0.3" in out
     assert "OSDI 2021" in out
@@ -181,39 +179,3 @@ def test_a_closed_pipe_is_no_error() -> None:
     command.stdout.close()
     assert b"Traceback" not in command.stderr.read()
     command.wait()
-
-
-@pytest.mark.parametrize("package", ["tensorflow", "wandb"])
-def test_optional_packages_say_which_extra_to_install(package: str) -> None:
-    """Absent: FedScale imports, and using them says what to do. Present: the real ones are used."""
-    script = f"""
-import importlib.util, sys
-from fedsuv_plugin.engine.stock import Aggregator
-import fedscale.cloud.aggregation.aggregator as module
-import fedscale.cloud.internal.tensorflow_model_adapter as adapter
-used = module.wandb if {package!r} == "wandb" else adapter.tf
-if importlib.util.find_spec({package!r}) is None:
-    assert {package!r} not in sys.modules
-    try:
-        used.init() if {package!r} == "wandb" else used.keras.Model()
-    except ImportError as error:
-        assert "pip install 'fedsuv_plugin[{package}]'" in str(error), error
-    else:
-        raise SystemExit("no error")
-else:
-    assert used is sys.modules[{package!r}]
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_a_real_optional_package_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "wandb.py").write_text("real = True\nrun = None\n")
-    script = (
-        "import fedsuv_plugin.engine.stock, fedscale.cloud.aggregation.aggregator as module\n"
-        "assert module.wandb.real"
-    )
-    subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-    )

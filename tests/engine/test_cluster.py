@@ -12,7 +12,7 @@ from conftest import ROOT, driver_commands, run_commands, same_records
 from fedsuv_plugin.cli import main
 from fedsuv_plugin.config.argv import from_argv
 from fedsuv_plugin.config.job_file import load_job
-from fedsuv_plugin.engine.launchers import cluster
+from fedsuv_plugin.engine import cluster
 from fedsuv_plugin.engine.launchers.processes import free_port
 from fedsuv_plugin.errors import UserError
 
@@ -21,7 +21,9 @@ QUICKSTART = ROOT / "configs" / "quickstart.yml"
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Path:
-    """The quickstart on other hosts: three executors on two GPUs of one, one executor where the aggregator is."""
+    """The quickstart on other hosts.
+
+    Three executors are on two GPUs of one, and one executor is where the aggregator is."""
     content = yaml.safe_load(QUICKSTART.read_text())
     content |= {
         "ps_ip": "10.0.0.1",
@@ -44,9 +46,11 @@ def test_ranks_and_gpus_are_those_of_fedscales_driver(two_hosts: Path) -> None:
     by_driver, executors = driver_commands(two_hosts, {"job_name": "mine"}, "now")
     ours = [server.aggregator, *worker.executors, *server.executors]  # in the order of their ranks
     for rank, (command, theirs) in enumerate(zip(ours, [by_driver, *executors], strict=True)):
-        words, driven = shlex.split(command), shlex.split(theirs.replace("[2, 1]", "[2,1]"))
+        words = shlex.split(command)
+        driven = shlex.split(theirs.replace("[2, 1]", "[2,1]"))
         assert words[:2] == driven[:2]
-        (same, place), (_, expected) = from_argv(words[2:]), from_argv(driven[2:])
+        same, place = from_argv(words[2:])
+        _, expected = from_argv(driven[2:])
         assert same.flat() == job.flat()
         assert place == expected
         assert place.this_rank == rank
@@ -59,38 +63,26 @@ def test_the_printed_commands_run_the_job(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     scale = [str(QUICKSTART), "--scale", "smoke", "--set"]
-    assert (
-        main(
-            [
-                "submit",
-                *scale,
-                f"log_path={tmp_path / 'cluster'}",
-                "--set",
-                f"ps_port={free_port()}",
-                "--dry-run",
-            ]
-        )
-        == 0
-    )
+    there = [f"log_path={tmp_path / 'cluster'}", "--set", f"ps_port={free_port()}"]
+    assert main(["submit", *scale, *there, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == ("# ---- 127.0.0.1", "wait")
     commands = [line.removesuffix(" &") for line in lines[1:-1]]
     assert len(commands) == 3  # an aggregator and two executors
     run_commands(commands)
     assert main(["run", *scale, f"log_path={tmp_path / 'here'}", "--quiet"]) == 0
-    same_records(
-        *(next((tmp_path / place / "quickstart").iterdir()) for place in ("cluster", "here"))
+    cluster_run, own_run = (
+        next((tmp_path / place / "quickstart").iterdir()) for place in ("cluster", "here")
     )
+    same_records(cluster_run, own_run)
 
 
 def test_without_dry_run_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", str(QUICKSTART)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(
-        "fedsuv: submit: the cluster launcher is not there yet; run the commands of `fedsuv submit "
-        "--dry-run`"
-    )
+    reason = "fedsuv: submit: the cluster launcher is not there yet; "
+    assert err.startswith(f"{reason}run the commands of `fedsuv submit --dry-run`")
     assert len(err.splitlines()) == 1
 
 

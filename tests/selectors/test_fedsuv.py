@@ -19,6 +19,7 @@ from selector_worlds import five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.client_managers import FedSUVClientManager
+from fedsuv_plugin.engine.feedback import Feedback
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors import fedsuv
 from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome
@@ -594,12 +595,12 @@ def test_equal_utilities_are_nothing_to_fit() -> None:
 
 def test_nothing_global_is_touched() -> None:
     torch_state = torch.get_rng_state().clone()
-    numpy_state = np.random.get_state()[1].copy()
+    numpy_state = np.random.get_state(legacy=False)["state"]["key"].copy()
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
     play(make(random_clients(40), refit_every=3), range(1, 12))
     assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], numpy_state)
     assert torch.get_num_threads() == threads
     assert torch.get_default_dtype() == dtype
 
@@ -701,15 +702,18 @@ def test_a_fedscale_manager_hands_it_loss_and_gain() -> None:
     from fedsuv_plugin.engine.fedscale_env import parser_module
 
     defaults = vars(parser_module().parser.parse_args([]))
-    args = Namespace(**{**defaults, "filter_less": 1, "fedsuv.rho": 0.2})
+    params = {"fedsuv": FedSUVParams(rho=0.2)}
+    args = Namespace(**{**defaults, "filter_less": 1, "selector_params": params})
     made = FedSUVClientManager("fedsuv", args=args)
     for i in range(1, 9):
         made.register_client(1, i, size=10 * i, speed={"computation": 1.0, "communication": 1.0})
-    for _ in range(4):
-        for client in made.select_participants(3):
-            made.register_feedback(client, 50.0 + client, success=client != 5)
-            made.register_signals(client, {ACCURACY_GAIN: np.float64(0.1)})
-    made.finish_round()
+    gain = {ACCURACY_GAIN: np.array(0.1)}
+    for t in range(1, 5):
+        feedback = [
+            Feedback(client, 1.0, 50.0 + client, None if client == 5 else 1.0, gain)
+            for client in made.select_participants(3)
+        ]
+        made.finish_round(feedback, t, None, None)
     s = made.selector
     assert isinstance(s, FedSUV)
     assert s.params.rho == 0.2

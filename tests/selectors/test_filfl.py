@@ -164,7 +164,9 @@ def server(view: RoundView, weights: np.ndarray | None = None) -> RoundView:
     )
 
 
-def trained(t: int, rows: Sequence[int], weights: np.ndarray, valid: object = True) -> RoundOutcome:
+def trained(
+    t: int, rows: Sequence[int] | np.ndarray, weights: np.ndarray, valid: object = True
+) -> RoundOutcome:
     base = outcome(t, rows, valid=valid)  # type: ignore[arg-type]
     return replace(base, signals={WEIGHTS: np.where(base.valid[:, None], weights, 0.0)})
 

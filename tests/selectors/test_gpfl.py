@@ -62,8 +62,8 @@ def answer(
 
 def done(
     t: int,
-    rows: Sequence[int],
-    directions: np.ndarray,
+    rows: Sequence[int] | np.ndarray,
+    directions: Sequence[Sequence[float]] | np.ndarray,
     accuracy: float | None = 0.1,
     test_loss: float | None = 2.0,
     valid: object = True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from torch import nn
 from fedsuv_plugin.config.argv import Place
 from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.config.resolved import resolve
+from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.client import BATCH_NORMS, PluginClient
-from fedsuv_plugin.engine.model import Average, ModelAdapter
+from fedsuv_plugin.engine.launchers import run_job
+from fedsuv_plugin.engine.merging import Update, WeightedAverage
+from fedsuv_plugin.engine.model import ModelAdapter
 from fedsuv_plugin.engine.stock import TorchServerOptimizer
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.job import fedscale_args, run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.tasks.federated_data import Samples
 from fedsuv_plugin.tasks.models import build_model, sample_losses
@@ -108,7 +111,9 @@ def test_small_images_are_not_shrunk_by_the_first_layers(name: str, small: int, 
 
 def test_the_first_convolution_has_the_datas_channels() -> None:
     def first(name: str, shape: tuple[int, ...], path: str) -> tuple[int, ...]:
-        return tuple(build(name, shape, 10).get_submodule(path).weight.shape)
+        weight = build(name, shape, 10).get_submodule(path).weight
+        assert isinstance(weight, torch.Tensor)
+        return tuple(weight.shape)
 
     assert first("resnet34", (1, 32, 32), "conv1") == (64, 1, 3, 3)
     assert first("resnet18", (1, 128, 128), "conv1") == (64, 1, 7, 7)
@@ -161,14 +166,11 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def train(job: Job, model: nn.Module, samples: int) -> dict[str, object]:
-    args = fedscale_args(resolve(job), Place())
+def train(job: Job, model: nn.Module, samples: int) -> dict[str, Any]:
+    args = fedscale_env.namespace(resolve(job), Place())
     torch.manual_seed(1)
     data = Samples(torch.randn(samples, 1, 8, 8), torch.randint(10, (samples,)))
-    result: dict[str, object] = PluginClient(args).train(
-        data, model, Namespace(**vars(args), client_id=1, round=1)
-    )
-    return result
+    return PluginClient(args).train(data, model, Namespace(**vars(args), client_id=1, round=1))
 
 
 @pytest.mark.parametrize("keys", [{"batch_size": 1}, {"batch_size": 8}])
@@ -218,11 +220,11 @@ def client_weights(mean: float, batches: int) -> list[np.ndarray]:
 def test_statistics_are_averaged_as_the_weights_are(job: MakeJob, policy: str | None) -> None:
     # Clients with weights 3 and 1: (3 x 1 + 1 x 5) / 4 = 2, variance 4, batches
     # (3 x 10 + 1 x 20) / 4 = 12.5 -> 12.
-    args = fedscale_args(resolve(job(gradient_policy=policy)), Place())
+    args = fedscale_env.namespace(resolve(job(gradient_policy=policy)), Place())
     clients = [client_weights(1.0, 10), client_weights(5.0, 20)]
-    average = Average()
-    average.add(clients[0], 3.0)
-    average.add(clients[1], 1.0)
+    average = WeightedAverage(clients[0])
+    average.add(Update(1, clients[0], weight=3.0))
+    average.add(Update(2, clients[1], weight=1.0))
     adapter = ModelAdapter(
         normed(), optimizer=TorchServerOptimizer(policy, args, torch.device("cpu"))
     )
@@ -247,7 +249,7 @@ def test_statistics_are_averaged_as_the_weights_are(job: MakeJob, policy: str | 
 
 def test_q_fedavg_takes_no_count_for_a_gradient(job: MakeJob) -> None:
     """How many batches the clients have counted does not change the step of the parameters."""
-    args = fedscale_args(resolve(job(gradient_policy="q-fedavg")), Place())
+    args = fedscale_env.namespace(resolve(job(gradient_policy="q-fedavg")), Place())
     names = list(normed().state_dict())
 
     def stepped(batches: int) -> np.ndarray:

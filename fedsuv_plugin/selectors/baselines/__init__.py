@@ -1,0 +1,1 @@
+"""Selectors to compare with: plain ones, and published ones that others are measured by."""

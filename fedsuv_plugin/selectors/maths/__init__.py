@@ -1,0 +1,1 @@
+"""Mathematics that more than one selector uses."""
