@@ -77,9 +77,10 @@ def write_fedscale(folder: Path) -> None:
         (folder / "client_data_mapping" / f"{part}.csv").write_text("\n".join(rows) + "\n")
 
 
-def write_leaf(
-    folder: Path, parts: dict[str, dict[str, tuple[list[object], list[object]]]]
-) -> None:
+LeafUser = tuple[list[object], list[object]]  # inputs and labels
+
+
+def write_leaf(folder: Path, parts: dict[str, dict[str, LeafUser]]) -> None:
     """LEAF's JSON, a file for every user."""
     for part, users in parts.items():
         (folder / "data" / part).mkdir(parents=True)
@@ -93,7 +94,7 @@ def write_leaf(
 def write_leaf_femnist(folder: Path) -> None:
     """The same images as `write_fedscale`, in LEAF's layout."""
 
-    def user(labels: list[int]) -> tuple[list[object], list[object]]:
+    def user(labels: list[int]) -> LeafUser:
         return [(pixels_of(label).ravel() / 255).tolist() for label in labels], list(labels)
 
     train = {writer: user(labels) for writer, labels in HANDS.items()}

@@ -14,6 +14,7 @@ from fedsuv_plugin import named
 from fedsuv_plugin.config.job import make_job
 from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.scales import EXPLAINED, RULES, scaled
+from fedsuv_plugin.selectors.pczfl import PCZFLParams
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.models import MODELS, lighter
 from fedsuv_plugin.tasks.models.torchvision_zoo import torchvision_names
@@ -98,7 +99,9 @@ def test_a_selectors_rounds_shrink_with_the_jobs() -> None:
     """PCZFL's job sets 20 of 200 rounds, which is also the default: 10 of 100 are left."""
     job = load_job(ROOT / "configs" / "pczfl" / "cifar10.yml")
     smaller, changes = scaled(job, "mini")
-    assert smaller.params_of("pczfl") == replace(job.params_of("pczfl"), warmup_rounds=10)
+    params = job.params_of("pczfl")
+    assert isinstance(params, PCZFLParams)
+    assert smaller.params_of("pczfl") == replace(params, warmup_rounds=10)
     assert smaller.config.warmup_rounds == 10
     assert "pczfl.warmup_rounds: 20 -> 10" in changes
     kept, changes = scaled(job, "mini", ["pczfl.warmup_rounds"])

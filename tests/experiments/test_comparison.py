@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from fedsuv_plugin.engine import launchers
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.experiments.comparison import (
     Comparison,
-    Run,
     folder_name,
     parallel,
     run_grid,
     summarise,
 )
 from fedsuv_plugin.experiments.curves import accuracy_curve, last_mean
+from fedsuv_plugin.records import Run
 
 VARIANTS = {"oort": {"sample_mode": "oort"}, "at random": {"sample_mode": "random"}}
 
@@ -140,7 +141,7 @@ def test_a_folder_with_another_job_is_refused_before_anything_runs(
     Comparison(job_file, VARIANTS, [0], {"rounds": 2}).run(tmp_path / "runs", 1)
     started = count_jobs(monkeypatch)
 
-    def refusal(variants: dict[str, dict[str, object]], common: dict[str, object]) -> str:
+    def refusal(variants: Mapping[str, Mapping[str, object]], common: dict[str, object]) -> str:
         with pytest.raises(UserError) as refused:
             Comparison(job_file, variants, [1, 0], common).run(tmp_path / "runs", 1)
         return str(refused.value)

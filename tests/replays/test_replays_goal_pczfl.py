@@ -25,6 +25,7 @@ from fedsuv_plugin.replays.goal_directed_jobs import (
     selector_keys,
 )
 from fedsuv_plugin.replays.pczfl_fig3 import parse_epochs
+from fedsuv_plugin.selectors.baselines.oracle import OracleParams
 
 CONFIGS = ROOT / "configs"
 
@@ -53,7 +54,10 @@ def test_every_method_is_a_valid_job(method: str) -> None:
     keys = selector_keys(method, trial=0, slots=7)
     job = load_job(CONFIGS / "goal_directed" / "mnist_svm.yml", keys)
     if method in ("optimal", "round_robin", "random"):
-        sets = job.params_of("oracle").clients.split(";")
+        params = job.params_of("oracle")
+        assert isinstance(params, OracleParams)
+        assert params.clients is not None
+        sets = params.clients.split(";")
         assert len(sets) == {"optimal": 1, "round_robin": 5, "random": 7}[method]
     else:
         assert job.config.sample_mode == method

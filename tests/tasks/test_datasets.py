@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import (
+    LeafUser,
     pixels_of,
     python2_pickle,
     tone,
@@ -454,9 +455,9 @@ def test_blanks_run_together(data_set: MakeSet, tmp_path: Path) -> None:
 
 def test_shakespeare_of_leaf(data_set: MakeSet, tmp_path: Path) -> None:
     line = ("Now is the winter of our discontent made glorious summer " * 2)[:82]
-    richard = ([line[:80], line[1:81]], [line[80], line[81]])
-    anne = ([" " * 80], ["@"])
-    test = {"RICHARD": ([line[2:82]], ["}"])}
+    richard: LeafUser = ([line[:80], line[1:81]], [line[80], line[81]])
+    anne: LeafUser = ([" " * 80], ["@"])
+    test: dict[str, LeafUser] = {"RICHARD": ([line[2:82]], ["}"])}
     write_leaf(tmp_path, {"train": {"RICHARD": richard, "ANNE": anne}, "test": test})
     splits = data_set("shakespeare").load()
     # Files are read in the order of their names: ANNE comes first.

@@ -69,7 +69,7 @@ def built() -> Population:
 
 
 def models(population: Population) -> list[str]:
-    codes = [] if population.model is None else population.model
+    codes = [] if population.model is None else population.model.tolist()
     return [population.model_names[code] for code in codes]
 
 

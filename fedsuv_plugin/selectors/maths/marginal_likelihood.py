@@ -88,9 +88,9 @@ class MergedModel:
     """gpytorch's model of the merged observations, in double precision."""
 
     def __init__(self, data: Merged, start: Hyper):
-        import gpytorch  # type: ignore[import-untyped]
+        import gpytorch
         import torch
-        from gpytorch.constraints import Interval  # type: ignore[import-untyped]
+        from gpytorch.constraints import Interval
 
         self._x = torch.as_tensor(data.inputs, dtype=torch.float64)
         self._n = torch.as_tensor(data.count, dtype=torch.float64)

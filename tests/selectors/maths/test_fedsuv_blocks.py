@@ -449,7 +449,7 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
     random = torch.get_rng_state()
     threads = torch.get_num_threads()
     kind = torch.get_default_dtype()
-    numpy_state = np.random.get_state()[1].copy()
+    numpy_state = np.random.get_state(legacy=False)["state"]["key"].copy()
     first = fit(data, HYPER)
     again = fit(data, HYPER)
     assert first.converged
@@ -459,7 +459,7 @@ def test_fit_is_deterministic_warm_starts_and_leaves_torch_alone() -> None:
     assert warm.log_likelihood == pytest.approx(first.log_likelihood, abs=0.05)
     assert torch.equal(torch.get_rng_state(), random)
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, kind)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], numpy_state)
 
 
 # Pareto steps
