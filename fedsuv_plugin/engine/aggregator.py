@@ -12,7 +12,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -127,8 +127,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self.client_manager.register_clients(sizes, self._devices.population, self._devices.work)
         self._clients = wanted_clients(self.config.only_clients, sizes)
         self.num_of_clients = len(self._clients)
-        trained_on = int(sizes[self._clients - 1].sum())
-        self.run_directory.note(clients=self.num_of_clients, training_samples=trained_on)
+        samples = int(sizes[self._clients - 1].sum())
+        self.run_directory.note(clients=self.num_of_clients, training_samples=samples)
         if not self.client_manager.getDataInfo()["total_feasible_clients"]:
             raise UserError(
                 f"no client has at least filter_less={self.config.filter_less} and at most "
@@ -140,10 +140,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def _begin(self, judgement: Judgement) -> Round:
         self.round += 1
         everyone = self.round <= self.config.warmup_rounds
-        seats = self.config.num_participants
-        if everyone:
-            seats = self.num_of_clients
-        elif self.config.round_deadline is None:
+        seats = self.num_of_clients if everyone else self.config.num_participants
+        if not everyone and self.config.round_deadline is None:
             seats = int(seats * self.config.overcommitment)
         all_are_wanted = everyone or self.client_manager.free_cohort
         return Round(
@@ -166,8 +164,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         trained = self._train(now, settled)
         self.global_virtual_clock += settled.seconds
         self.round_duration = settled.seconds
-        rounds, interval = self.config.rounds, self.config.eval_interval
-        judgement = self._evaluate(due=now.number % interval == 0 or now.number == rounds)
+        last = now.number == self.config.rounds
+        judgement = self._evaluate(due=last or now.number % self.config.eval_interval == 0)
         played = Played(now, cohort, settled, trained, judgement)
         self.client_manager.finish_round(
             feedback_of(played), now.number, judgement.accuracy, judgement.loss
@@ -203,8 +201,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                 return self._judge.opinions(clients)
             return ask_clients(self.pool, now, kind, clients, keep)
 
-        probed: RoundView = self.client_manager.probed(view, ask)
-        return probed
+        return cast(RoundView, self.client_manager.probed(view, ask))
 
     def _select(self, now: Round, view: RoundView) -> Cohort:
         started = time.perf_counter()

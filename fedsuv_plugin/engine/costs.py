@@ -1,4 +1,4 @@
-"""What FedScale leaves out of TensorBoard and Weights & Biases: what a round cost and who made it."""
+"""What FedScale leaves out of TensorBoard and Weights & Biases: what a round costs."""
 
 from __future__ import annotations
 
