@@ -12,7 +12,6 @@ From Python:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,10 +20,19 @@ if TYPE_CHECKING:
     from fedsuv_plugin.config.job import Job
     from fedsuv_plugin.records import Run
 
+    __version__: str
+
 __all__ = ["__version__", "load_job", "read_run", "run"]
-__version__ = version("fedsuv_plugin")
 
 # Everything is imported when it is called, so that `import fedsuv_plugin` costs nothing.
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedsuv_plugin")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) -> Job:

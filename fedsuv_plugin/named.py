@@ -7,6 +7,7 @@ partitions and replays are in catalogues, to which each file of a package adds i
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -64,7 +65,10 @@ class Catalogue(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             expected = ", ".join(self.names())
-            raise UserError(f"{self._key}: expected one of {expected}, got {name!r}")
+            by_small_letters = {known.lower(): known for known in self.names()}
+            close = difflib.get_close_matches(str(name).lower(), by_small_letters, n=1)
+            suggestion = f"; did you mean {by_small_letters[close[0]]!r}?" if close else ""
+            raise UserError(f"{self._key}: expected one of {expected}, got {name!r}{suggestion}")
         return self._entries[name]
 
 

@@ -97,7 +97,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str = "key"
     known = list(known)
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(str(name), known, n=1)
             suggestion = f"; did you mean {close[0]!r}?" if close else ""
             raise UserError(f"unknown {what} {name!r}{suggestion}")
 
@@ -137,15 +137,19 @@ def coerce(value: object, allowed: tuple[type, ...]) -> object:
     """The value as one of the allowed types, or _NO.
 
     Text is read as the number, the truth value or the None that it spells, if one of these is
-    allowed and text is not."""
-    if type(value) in allowed:
-        return value
+    allowed; a list, where text is wanted, as its entries with commas between them."""
     if isinstance(value, str):
         text = value.strip()
         if type(None) in allowed and text in ("None", "none", "null", ""):
             return None
         if str in allowed:
-            return value
+            return _NO if "\0" in value else value  # no file can be called so
+    if type(value) in allowed:
+        return value
+    if isinstance(value, list) and str in allowed:
+        plain = all(isinstance(entry, str | int | float) for entry in value)
+        return ",".join(map(str, value)) if plain else _NO
+    if isinstance(value, str):
         if bool in allowed and text.lower() in ("true", "false"):
             return text.lower() == "true"
         for number in (int, float):
@@ -162,7 +166,10 @@ def coerce(value: object, allowed: tuple[type, ...]) -> object:
     if isinstance(value, bool):
         return _NO
     if isinstance(value, int) and float in allowed:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return _NO
     if isinstance(value, float) and int in allowed and value.is_integer():
         return int(value)
     if isinstance(value, int | float) and str in allowed:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.atomic_file import replace_file
+from fedsuv_plugin.errors import require
 
+KINDS = ("png", "pdf", "svg")
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and a line for each.
 Style = tuple[str, Any]  # a colour and a line style of matplotlib's
 STYLES: tuple[Style, ...] = (
@@ -22,11 +24,21 @@ STYLES: tuple[Style, ...] = (
 )
 
 
+def picture_kind(path: str | Path) -> str:
+    """What a picture is saved as, by the ending of its name."""
+    kind = Path(path).suffix.lower().lstrip(".")
+    require(kind in KINDS, "--plot", f"a file that ends in .{', .'.join(KINDS)}", str(path))
+    return kind
+
+
 @contextmanager
 def picture(
     path: Path, columns: int = 1, size: tuple[float, float] = (8, 5)
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """(the figure, its axes side by side), to plot on; saved as a PNG at the end of the block."""
+    """(the figure, its axes side by side), to plot on; saved at the end of the block.
+
+    The file's ending says as what: png, pdf or svg."""
+    kind = picture_kind(path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +47,7 @@ def picture(
     figure, axes = plt.subplots(1, columns, figsize=size, layout="constrained", squeeze=False)
     try:
         yield figure, list(axes[0])
-        replace_file(path, lambda f: figure.savefig(f, format="png", dpi=110))
+        replace_file(path, lambda f: figure.savefig(f, format=kind, dpi=110))
     finally:
         plt.close(figure)
 

@@ -15,15 +15,11 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -32,8 +28,9 @@ import yaml
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.config.job_file import load_job
+from fedsuv_plugin.config.job_file import FILES, load_job
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
+from fedsuv_plugin.environment import environment
 from fedsuv_plugin.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,17 +38,6 @@ if TYPE_CHECKING:
 
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
 FORMAT = 2  # of a run directory; those of version 0.1 have none
-PACKAGES = (
-    "fedsuv_plugin",
-    "fedscale",
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "grpcio",
-    "protobuf",
-)
 
 
 def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,14 +140,17 @@ class RunDirectory:
 
     @classmethod
     def create(cls, job: Job, time_stamp: str | None = None) -> RunDirectory:
-        """A new directory <log_path>/<job_name>/<time stamp> with the job, resolved.
+        """A new directory <log_path>/<job_name>/<selector>-s<seed>-<time stamp>.
 
         A second one in the same second gets a number."""
-        parent = Path(job.config.log_path).expanduser() / job.config.job_name
+        config = job.config
+        parent = Path(config.log_path).expanduser() / config.job_name
         stamp = time_stamp or datetime.now().strftime("%Y%m%d-%H%M%S")
-        for name in [stamp, *(f"{stamp}-{n}" for n in range(2, 1000))]:
+        first = f"{config.sample_mode}-s{config.seed}-{stamp}"
+        _make_folder(parent)
+        for name in [first, *(f"{first}-{n}" for n in range(2, 1000))]:
             with suppress(FileExistsError):
-                (parent / name).mkdir(parents=True)
+                (parent / name).mkdir()
                 break
             if time_stamp is not None:
                 raise UserError(
@@ -173,11 +162,20 @@ class RunDirectory:
     def begin(cls, path: Path, job: Job) -> RunDirectory:
         """A run directory in an empty folder, with the job, resolved."""
         run = cls(path, resolve(job))
-        job_conf = [{key: value} for key, value in run.job.flat().items()]
-        content = {**run.job.cluster, "job_conf": job_conf}
-        _write(run.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
-        _write(run.path / "environment.json", json.dumps(environment(run.job), indent=2) + "\n")
+        run._write_job()
+        run.note(format=FORMAT, **environment(run.job))
         return run
+
+    def _write_job(self) -> None:
+        """config.yml has every key, and files by their full path: it is read from anywhere."""
+        job_conf = [{key: _located(key, value)} for key, value in self.job.every_key().items()]
+        content = {**self.job.cluster, "job_conf": job_conf}
+        _write(self.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
+
+    def note(self, **facts: Any) -> None:
+        """Add to environment.json."""
+        known = {**_environment_of(self.path), **facts}
+        _write(self.path / "environment.json", json.dumps(known, indent=2) + "\n")
 
     @classmethod
     def open(cls, path: str | Path, overrides: dict[str, object] | None = None) -> RunDirectory:
@@ -190,7 +188,10 @@ class RunDirectory:
                 f"{path}: written by another version of fedsuv_plugin; it can be read, but not "
                 "resumed: start the job anew"
             )
-        return cls(path, resolve(load_job(path / "config.yml", overrides)))
+        run = cls(path, resolve(load_job(path / "config.yml", overrides)))
+        if overrides:
+            run._write_job()  # or the run could not be resumed a second time
+        return run
 
     # ---- records
 
@@ -232,7 +233,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove the directory of a job that was refused before its first round."""
         self.close()
-        if not (self.path / "rounds.jsonl").exists():
+        if not list(_complete_lines(self.path / "rounds.jsonl")):
             shutil.rmtree(self.path)
 
     def close(self) -> None:
@@ -240,6 +241,21 @@ class RunDirectory:
             file.close()
         self._open.clear()
         self._lock.close()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"log_path: cannot make the folder {path} ({error.strerror})") from None
+
+
+def _located(key: str, value: object) -> object:
+    """A file by its full path."""
+    names_file = key in (*FILES, "log_path") and isinstance(value, str)
+    if names_file and (key == "log_path" or Path(str(value)).expanduser().exists()):
+        return str(Path(str(value)).expanduser().resolve())
+    return value
 
 
 def _write(path: Path, text: str) -> None:
@@ -255,42 +271,3 @@ def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith("\n"):
                 return
             yield json.loads(line)
-
-
-def environment(job: Job) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "seed": job.config.seed,
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "git_revision": _git_revision(),
-        "packages": {name: _version(name) for name in PACKAGES},
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_revision() -> str | None:
-    """The revision of this code, where it runs from a checkout; '+' marks uncommitted changes."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser(words: list[str]) -> argparse.ArgumentParser:
     """The parser of all commands, with the options of the one that is given."""
     parser = argparse.ArgumentParser(prog="fedsuv", description=DESCRIPTION)
+    parser.add_argument("--version", action=_Version, help="say which version this is and end")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="command")
     given = next((word for word in words if word in COMMANDS), None)
@@ -62,6 +63,19 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         else:
             commands.add_parser(name, help=summary)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str):
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
+        from fedsuv_plugin import __version__
+
+        print(f"fedsuv_plugin {__version__}")
+        parser.exit()
 
 
 def _module(command: str) -> ModuleType:

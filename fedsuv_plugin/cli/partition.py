@@ -41,7 +41,7 @@ def add_partition_command(commands: Any) -> None:
     parser = add_command(commands, "partition", help, DESCRIPTION)
     parser.add_argument("config", help="the job file")
     add_job_options(parser)
-    parser.add_argument("--plot", metavar="PNG", help="plot clients x labels")
+    parser.add_argument("--plot", metavar="FILE", help="plot clients x labels; png, pdf or svg")
     parser.add_argument(
         "--export", metavar="CSV", help="write the partition as a FedScale map file"
     )

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 from fedsuv_plugin.cli.options import add_set_option
+from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import parameter_rows, parse_assignment
 
 DESCRIPTION = """\
@@ -39,7 +40,10 @@ def run(args: argparse.Namespace) -> None:
     given = dict(parse_assignment(text) for text in args.assignments)
     params = replay_class.Params.from_mapping(given)
     folder = Path(args.output or f"runs/replays/{args.name}").expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"-o: cannot make the folder {folder} ({error.strerror})") from None
     report = replay_class(params).run(folder, _say)
     report.save(folder, f"{args.name}: {replay_class.shows}")
     print(f"{report.text()}\n\nreport: {folder / 'report.md'}")

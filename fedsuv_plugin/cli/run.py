@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from fedsuv_plugin.cli.options import add_job_options, chosen_job, print_params
 from fedsuv_plugin.cli.progress import Progress
 from fedsuv_plugin.config.keys import JobConfig
+from fedsuv_plugin.config.resolved import ResolvedJob, kept_in_words
 from fedsuv_plugin.config.scales import EXPLAINED
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import parameter_rows, parse_assignment
@@ -23,7 +25,7 @@ examples:
   fedsuv run configs/quickstart.yml --set oort.exploration_factor=0.5
   fedsuv run configs/quickstart.yml --launcher processes --executors 2
   fedsuv run configs/fedsuv/cifar10_resnet18.yml --scale mini --set sample_mode=random
-  fedsuv run --resume runs/quickstart/20260101-120000
+  fedsuv run --resume runs/quickstart/random-s1-20260101-120000
   fedsuv run --keys                      every key a job file may have
 
 """
@@ -68,14 +70,18 @@ def run(args: argparse.Namespace) -> int:
     from fedsuv_plugin.engine.executor_pool import JobFailed
     from fedsuv_plugin.engine.launchers import run_job
 
+    if not args.quiet:
+        _say_what_is_kept(directory.job)
     progress = Progress(directory.job.config.rounds, args.quiet)
     try:
         finished = run_job(directory, args.launcher, args.executors, progress)
-    except UserError:
+    except (UserError, MemoryError, OverflowError) as error:
         progress.end()
         if args.resume is None:
             directory.discard()
-        raise
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"the job is too large for this machine ({error})") from error
     except JobFailed as error:
         progress.end()
         print(
@@ -87,11 +93,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"stopped; resume with: fedsuv run --resume {directory.path}", file=sys.stderr)
         return 130
     if not args.quiet:
-        _say_what_came_out(read_run(directory.path), directory.job.config, args.config)
+        _say_what_came_out(read_run(directory.path), directory.job.config)
+        if args.config is not None:
+            _say_what_to_try(args, directory.job.config)
     return 0
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.resume == "":
+        raise UserError("--resume: expected a run directory, got ''")
     if (args.config is None) == (args.resume is None):
         raise UserError("run: expected a job file or --resume DIR; see fedsuv run --help")
     if args.executors < 1:
@@ -111,15 +121,35 @@ def _directory(args: argparse.Namespace) -> RunDirectory:
     return RunDirectory.open(args.resume, overrides)
 
 
-def _say_what_came_out(done: Run, config: JobConfig, job_file: str | None) -> None:
+def _say_what_is_kept(job: ResolvedJob) -> None:
+    """Selectors that keep different shares are not compared on the same data."""
+    kept = kept_in_words(job)
+    if kept:
+        print(f"{job.config.sample_mode} keeps back {kept}", file=sys.stderr)
+
+
+def _say_what_came_out(done: Run, config: JobConfig) -> None:
     last = done.metrics[-1]
     print(
         f"{config.sample_mode}: accuracy {last['accuracy']:.4f} after {last['round']} rounds, "
         f"{last['clock']:.0f} virtual seconds"
         + (", on made-up stand-in data" if config.stand_in else "")
     )
+    known = done.environment
+    print(f"clients:       {known['clients']:,} with {known['training_samples']:,} samples")
     print(f"run directory: {done.path}")
-    if job_file:
-        other = "oort" if config.sample_mode != "oort" else "random"
-        print(f"try next:      fedsuv run {job_file} --set sample_mode={other}")
-        print("               fedsuv selectors")
+
+
+def _say_what_to_try(args: argparse.Namespace, config: JobConfig) -> None:
+    """The same command with another selector."""
+    words = ["fedsuv", "run", args.config]
+    if args.scale != "full":
+        words += ["--scale", args.scale]
+    if args.stand_in:
+        words.append("--stand-in")
+    for assignment in args.assignments:
+        if assignment.partition("=")[0].strip() != "sample_mode":
+            words += ["--set", assignment]
+    other = "oort" if config.sample_mode != "oort" else "random"
+    print(f"try next:      {shlex.join([*words, '--set', f'sample_mode={other}'])}")
+    print("               fedsuv selectors")

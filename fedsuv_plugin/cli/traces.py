@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands, "show", "describe a population, and help to choose a deadline", SHOW
     )
     show.add_argument("file", help="a trace: our .npz or one of FedScale's pickles")
-    show.add_argument("--plot", metavar="PNG", help="also plot it")
+    show.add_argument("--plot", metavar="FILE", help="also plot it; png, pdf or svg")
     show.add_argument("--job", metavar="CONFIG", help="the job whose deadline is to be chosen")
     add_set_option(show)
     show.add_argument(

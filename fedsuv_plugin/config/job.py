@@ -33,6 +33,13 @@ class Job:
             values |= {f"{selector}.{key}": value for key, value in _changed(params).items()}
         return values | dict(self.extra)
 
+    def every_key(self) -> dict[str, object]:
+        """Every key of job_conf, and every parameter of the selectors that it sets."""
+        values = _all(self.config)
+        for selector, params in self.selector_params.items():
+            values |= {f"{selector}.{key}": value for key, value in _all(params).items()}
+        return values | dict(self.extra)
+
     def params_of(self, selector: str) -> Params:
         """The parameters of a selector, chosen or not; its defaults if the job sets none."""
         if selector in self.selector_params:
@@ -48,8 +55,12 @@ class Job:
         return replace(self, config=replace(self.config, **values))
 
 
+def _all(params: Params) -> dict[str, object]:
+    return {f.name: getattr(params, f.name) for f in fields(params)}
+
+
 def _changed(params: Params) -> dict[str, object]:
-    values = {f.name: getattr(params, f.name) for f in fields(params)}
+    values = _all(params)
     return {f.name: values[f.name] for f in fields(params) if values[f.name] != f.default}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,12 +17,8 @@ from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import refuse_unknown
 
-FILES = (
-    "device_conf_file",
-    "device_avail_file",
-    "data_map_file",
-    "data_dir",
-)  # keys that name files
+# Keys that name files; only_clients may.
+FILES = ("device_conf_file", "device_avail_file", "data_map_file", "data_dir", "only_clients")
 TOP_LEVEL = (
     "ps_ip",
     "worker_ips",
@@ -40,13 +37,33 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
     if not path.is_file():
         raise UserError(f"no such job file: {path}")
     try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
-    try:
-        return _job(content, path, overrides or {})
+        return _job(read_yaml(path), path, overrides or {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def read_yaml(path: Path) -> object:
+    """What a YAML file holds. A key that stands twice in one map is an error."""
+    try:
+        return yaml.load(path.read_text(), Loader=_StrictLoader)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise UserError("not a job file: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or a number too long
+        raise UserError(f"not a YAML file: {' '.join(str(error).split())}") from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, which by itself takes the last of two equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise UserError(f"key {key!r} is given twice in the map at line {line}")
+        return super().construct_mapping(node, deep)
 
 
 def _job(content: object, path: Path, overrides: Mapping[str, object]) -> Job:

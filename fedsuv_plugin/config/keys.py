@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedsuv_plugin.config.run_keys import RunKeys
 from fedsuv_plugin.config.task_keys import TaskKeys
+from fedsuv_plugin.errors import require
 
 # FedScale's keys that say what the plugin does anyway; a job file must not contradict it.
 FIXED = {
@@ -23,6 +24,12 @@ class JobConfig(TaskKeys, RunKeys):
     >>> JobConfig(rounds=100, learning_rate="1e-3").learning_rate
     0.001
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = self.job_name
+        plain = name.strip() not in ("", ".", "..") and not set(name) & {"/", "\\"}
+        require(plain, "job_name", "the name of a folder", name)
 
     def learning_rate_in(self, round_number: int) -> float:
         """FedScale's decay, as a function of the round alone."""

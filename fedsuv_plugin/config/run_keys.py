@@ -43,6 +43,11 @@ class RunKeys(Params):
     )
     filter_less: int = param(1, "clients with fewer samples are left out [FedScale: 32]", low=0)
     filter_more: float = param(1e15, "clients with more samples are left out", low=1)
+    only_clients: str | None = param(
+        None,
+        "the only clients that the job has, by their ids: a list such as 3,7,10-19, or a file with "
+        "such lists; none: everyone",
+    )
     holdout_fraction: float | None = param(
         None,
         "share of each client's samples kept from training for its opinions; none: 0.2 if the "

@@ -12,7 +12,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedsuv_plugin import named
 from fedsuv_plugin.config.argv import Place
 from fedsuv_plugin.config.resolved import ResolvedJob
 from fedsuv_plugin.engine import fedscale_env
+from fedsuv_plugin.engine.costs import log_costs
 from fedsuv_plugin.engine.devices import Devices
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import Keep, ModelFacts, feedback_of
@@ -30,6 +31,7 @@ from fedsuv_plugin.engine.judge import Chunk, Judge, accuracy_and_loss
 from fedsuv_plugin.engine.merging import WeightedAverage
 from fedsuv_plugin.engine.model import ModelAdapter, flat
 from fedsuv_plugin.engine.public_loss import PublicLoss
+from fedsuv_plugin.engine.roster import wanted_clients
 from fedsuv_plugin.engine.rounds import Cohort, Judgement, Played, Round, Settled, Trained
 from fedsuv_plugin.engine.stock import Aggregator, TorchServerOptimizer
 from fedsuv_plugin.engine.training import ask_clients, train_clients
@@ -53,6 +55,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
     State that outlives a round is what `_checkpoint` lists."""
 
+    log_writer: SummaryWriter
+
     def __init__(
         self,
         job: ResolvedJob,
@@ -63,6 +67,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     ):
         self.job = job
         self.config = job.config
+        fedscale_env.refuse_missing_packages(job.config)
         super().__init__(fedscale_env.namespace(job, place, run.events))
         self.pool = pool
         self.run_directory = run
@@ -120,7 +125,10 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         sizes = self.pool.sizes
         self._devices = Devices(self.config, sizes, self.model_update_size)
         self.client_manager.register_clients(sizes, self._devices.population, self._devices.work)
-        self.num_of_clients = len(sizes)
+        self._clients = wanted_clients(self.config.only_clients, sizes)
+        self.num_of_clients = len(self._clients)
+        samples = int(sizes[self._clients - 1].sum())
+        self.run_directory.note(clients=self.num_of_clients, training_samples=samples)
         if not self.client_manager.getDataInfo()["total_feasible_clients"]:
             raise UserError(
                 f"no client has at least filter_less={self.config.filter_less} and at most "
@@ -132,10 +140,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def _begin(self, judgement: Judgement) -> Round:
         self.round += 1
         everyone = self.round <= self.config.warmup_rounds
-        seats = self.config.num_participants
-        if everyone:
-            seats = self.num_of_clients
-        elif self.config.round_deadline is None:
+        seats = self.num_of_clients if everyone else self.config.num_participants
+        if not everyone and self.config.round_deadline is None:
             seats = int(seats * self.config.overcommitment)
         all_are_wanted = everyone or self.client_manager.free_cohort
         return Round(
@@ -158,8 +164,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         trained = self._train(now, settled)
         self.global_virtual_clock += settled.seconds
         self.round_duration = settled.seconds
-        rounds, interval = self.config.rounds, self.config.eval_interval
-        judgement = self._evaluate(due=now.number % interval == 0 or now.number == rounds)
+        last = now.number == self.config.rounds
+        judgement = self._evaluate(due=last or now.number % self.config.eval_interval == 0)
         played = Played(now, cohort, settled, trained, judgement)
         self.client_manager.finish_round(
             feedback_of(played), now.number, judgement.accuracy, judgement.loss
@@ -195,8 +201,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
                 return self._judge.opinions(clients)
             return ask_clients(self.pool, now, kind, clients, keep)
 
-        probed: RoundView = self.client_manager.probed(view, ask)
-        return probed
+        return cast(RoundView, self.client_manager.probed(view, ask))
 
     def _select(self, now: Round, view: RoundView) -> Cohort:
         started = time.perf_counter()
@@ -243,14 +248,14 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         performance = self.testing_history["perf"].pop(self.round)
         opinions = {}
         if self.config.holdout_fraction:
-            opinions = self._judge.clients_accuracy(self.num_of_clients)
+            opinions = self._judge.clients_accuracy(self._clients)
         return metrics_record(self.round, self.global_virtual_clock, performance, opinions)
 
     def _record(self, played: Played) -> None:
-        loss = played.trained.mean_loss
-        if loss is not None:
-            self.flatten_client_duration = np.array([played.settled.seconds])
-            self.log_train_result(loss)
+        if played.trained.mean_loss is not None:
+            self.flatten_client_duration = played.settled.times / 60  # FedScale says minutes
+            self.log_train_result(played.trained.mean_loss)
+        log_costs(played, self.log_writer, self.wandb)
         record = round_record(played, self.client_manager.diagnostics())
         self.run_directory.append("rounds.jsonl", record)
         self._on_round(record, played.judgement.metrics)
@@ -283,7 +288,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._published = False
         self.client_manager.load_state_dict(state["client_manager"])
         self.run_directory.rewind(self.round)
-        self.log_writer.close()  # type: ignore[has-type]
+        self.log_writer.close()
         self.log_writer = SummaryWriter(
             log_dir=str(self.run_directory.events), purge_step=self.round + 1
         )

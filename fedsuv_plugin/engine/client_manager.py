@@ -29,7 +29,7 @@ from fedsuv_plugin.engine.feedback import (
     keep_all,
     outcome,
 )
-from fedsuv_plugin.engine.roster import Roster
+from fedsuv_plugin.engine.roster import Roster, wanted_clients
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import (
@@ -87,7 +87,8 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def register_clients(self, sizes: np.ndarray, population: Population, work: Work) -> None:
         """Every client at once: client i + 1 has sizes[i] samples and device i."""
         self._work = work
-        self._start(np.arange(1, len(sizes) + 1), sizes, population)
+        ids = wanted_clients(getattr(self.args, "only_clients", None), sizes)
+        self._start(ids, sizes[ids - 1], population)
 
     def _ready(self) -> tuple[Selector, Roster]:
         """The selector and the clients.

@@ -20,8 +20,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsuv_plugin.errors import UserError
+
 if TYPE_CHECKING:
     from fedsuv_plugin.config.argv import Place
+    from fedsuv_plugin.config.keys import JobConfig
     from fedsuv_plugin.config.resolved import ResolvedJob
 
 # Packages that FedScale imports and a job may do without -> our extra that installs each.
@@ -151,6 +154,15 @@ def namespace(job: ResolvedJob, place: Place, events: Path | None = None) -> arg
     args.num_class = module.datasetCategories.get(args.data_set, args.num_classes)
     module.args = args  # type: ignore[attr-defined]
     return args
+
+
+def refuse_missing_packages(config: JobConfig) -> None:
+    """A job that wants Weights & Biases is refused at its start where that is not installed."""
+    if config.wandb_token and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            "wandb_token: Weights & Biases is not installed; install it with: "
+            "pip install 'fedsuv_plugin[wandb]'"
+        )
 
 
 def trace_file(name: str | None) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.feedback import Ask, Feedback, ModelFacts, give_feedback
+from fedsuv_plugin.engine.roster import wanted_clients
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import ClientTable, RoundView
 from fedsuv_plugin.traces.clock import Work
@@ -39,16 +40,18 @@ class ForeignManager:
             )
         self._manager = manager
         self._batch_size = config.batch_size
+        self._only = config.only_clients
 
     def register_clients(self, sizes: np.ndarray, population: Population, work: Work) -> None:
         kbps = population.one_way_kbps
         # FedScale multiplies the steps by the batch size again.
         steps = work.samples(np.arange(len(sizes))) / self._batch_size
-        for i, size in enumerate(sizes.tolist()):
+        for client in wanted_clients(self._only, sizes).tolist():
+            i = client - 1
             speed = {"computation": population.ms_per_sample[i], "communication": kbps[i]}
-            self._manager.register_client(1, i + 1, size=size, speed=speed)
+            self._manager.register_client(1, client, size=int(sizes[i]), speed=speed)
             self._manager.registerDuration(
-                i + 1,
+                client,
                 batch_size=self._batch_size,
                 local_steps=steps[i],
                 upload_size=work.upload_kbit,

@@ -47,9 +47,9 @@ class Judge:
         self._pool.run(tasks, answers.update)
         return {client: answers[client] for client in clients.tolist() if client in answers}
 
-    def clients_accuracy(self, clients: int) -> dict[str, float]:
-        """How the clients find the model: their mean accuracy, and that of the worst tenth."""
-        each = np.sort(list(self.opinions(np.arange(1, clients + 1)).values()))
+    def clients_accuracy(self, clients: np.ndarray) -> dict[str, float]:
+        """How these clients find the model: their mean accuracy, and that of the worst tenth."""
+        each = np.sort(list(self.opinions(clients).values()))
         if not len(each):
             return {}
         worst = each[: -(-len(each) // 10)]

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 
+from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable
 from fedsuv_plugin.traces.clock import Work, durations, energy
 from fedsuv_plugin.traces.population import Population
 
 SQUARE_METRES = 1000.0  # side of the square in which clients without a position are placed
+
+
+def wanted_clients(only: str | None, sizes: np.ndarray) -> np.ndarray:
+    """The ids of `only_clients`, ascending; all of 1, 2, ... len(sizes) where it is none."""
+    if only is None:
+        return np.arange(1, len(sizes) + 1)
+    found: set[int] = set()
+    for part in _listed(only).replace(",", " ").strip("[] \n").split():
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or match[1]) if match else 0
+        expected = f"ids from 1 to {len(sizes)} such as 3,7,10-19, or a file of them"
+        require(1 <= first <= last <= len(sizes), "only_clients", expected, part)
+        found.update(range(first, last + 1))
+    require(bool(found), "only_clients", "at least one id", only)
+    return np.array(sorted(found), np.int64)
+
+
+def _listed(only: str) -> str:
+    """The list itself, or what is in the file of that name."""
+    file = Path(only).expanduser()
+    try:
+        return file.read_text() if file.is_file() else only
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"only_clients: {only}: cannot be read ({error})") from None
 
 
 class Roster:

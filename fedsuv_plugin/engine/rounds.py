@@ -77,3 +77,9 @@ class Played:
     settled: Settled
     trained: Trained
     judgement: Judgement  # of the model it ends with
+
+    @property
+    def valid_share(self) -> float:
+        """Of those who were asked, how many had their update merged; 0 if nobody was asked."""
+        asked = len(self.cohort.clients)
+        return len(self.trained.reports) / asked if asked else 0.0

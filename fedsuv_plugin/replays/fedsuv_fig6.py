@@ -202,4 +202,4 @@ def plot_maps(path: Path, plays: list[Play], params: Fig6Params) -> None:
             unit_square = (0, 1, 0, 1)
             image = ax.imshow(grid.T, origin="lower", extent=unit_square, cmap="viridis", norm=norm)
             ax.set(title=title, xlabel="expected validity", ylabel="expected utility")
-            figure.colorbar(image, ax=ax, shrink=0.9)
+            figure.colorbar(image, ax=ax, shrink=0.9, label=title.partition(") ")[2])

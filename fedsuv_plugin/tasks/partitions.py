@@ -230,8 +230,11 @@ def from_map_file(path: str, labels: np.ndarray, n: int | None) -> Partition:
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"data_map_file: no such file: {path}")
-    with file.open(newline="") as f:
-        rows = [(row[0], row[-1]) for row in list(csv.reader(f))[1:] if row]
+    try:
+        with file.open(newline="") as f:
+            rows = [(row[0], row[-1]) for row in list(csv.reader(f))[1:] if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"data_map_file: {path}: cannot be read as CSV ({error})") from None
     if not rows or len(rows) > len(labels):
         raise UserError(
             f"data_map_file: {path}: expected 1 to {len(labels)} rows, one per training sample, "

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fedsuv_plugin.atomic_file import replace_file
+from fedsuv_plugin.pictures import picture_kind
 from fedsuv_plugin.tables import short_number
 from fedsuv_plugin.traces.deadlines import Participations
 from fedsuv_plugin.traces.population import Population
@@ -35,7 +36,7 @@ def plot_population(
     asked: Participations | None = None,
     deadline: float | None = None,
 ) -> None:
-    """Save four panels as a PNG: latency, bandwidth, a week online, and one more.
+    """Save four panels: latency, bandwidth, a week online, and one more.
 
     With a job (`asked`) the fourth is the curve of its deadlines, otherwise the length of sessions.
     """
@@ -52,7 +53,8 @@ def plot_population(
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25)
         ax.set_axisbelow(True)
-    replace_file(path, lambda f: picture.savefig(f, format="png", dpi=110))
+    kind = picture_kind(path)
+    replace_file(path, lambda f: picture.savefig(f, format=kind, dpi=110))
     plt.close(picture)
 
 

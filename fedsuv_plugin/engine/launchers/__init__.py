@@ -51,13 +51,17 @@ def run_aggregator(job: Job, place: Place) -> None:
     run = RunDirectory.create(job, place.time_stamp)
     config = run.job.config
     pool = ExecutorPool()
-    with closing(run), _log_to(run.path / "log"):
-        aggregator = PluginAggregator(run.job, place, pool, run)
-        with (
-            GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
-            stop_on_interrupt(aggregator),
-        ):
-            aggregator.run()
+    try:
+        with closing(run), _log_to(run.path / "log"):
+            aggregator = PluginAggregator(run.job, place, pool, run)
+            with (
+                GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
+                stop_on_interrupt(aggregator),
+            ):
+                aggregator.run()
+    except UserError:
+        run.discard()
+        raise
 
 
 def aggregator_main(argv: list[str]) -> int:
