@@ -43,7 +43,7 @@ class ForeignManager:
     def register_clients(self, sizes: np.ndarray, population: Population, work: Work) -> None:
         kbps = population.one_way_kbps
         # FedScale multiplies the steps by the batch size again.
-        steps = work.samples(np.arange(len(sizes))) / self._batch_size
+        steps = work.timed_samples(np.arange(len(sizes))) / self._batch_size
         for i, size in enumerate(sizes.tolist()):
             speed = {"computation": population.ms_per_sample[i], "communication": kbps[i]}
             self._manager.register_client(1, i + 1, size=size, speed=speed)

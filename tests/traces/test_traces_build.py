@@ -1,4 +1,4 @@
-"""The made-up population: reproducible, consistent with itself, and close to the real samples."""
+"""The synthetic population: reproducible, consistent with itself, and close to the real samples."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_another_seed_is_another_population() -> None:
 
 
 def test_blocks_join_seamlessly(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Blocks of 40: the first 80 clients of 100 are the 80 of 80, intervals and all; 100 ends with a part of a block.
+    # Blocks of 40: the first 80 clients of 100 are the 80 of 80, intervals and all; 100 ends with a
+    # part of a block.
     monkeypatch.setattr(module, "BLOCK", 40)
     short, long = (build_population(n, 5, load_catalogues()) for n in (80, 100))
     assert len(long) == 100 and len(availability_of(long)) == 100
@@ -95,16 +96,12 @@ def test_every_client_is_complete_and_possible(population: Population) -> None:
 def test_sessions_are_disjoint_whole_seconds_within_the_week(population: Population) -> None:
     trace = availability_of(population)
     assert (trace.lengths >= 1).all()  # FedScale fails on a user without a session
-    assert (
-        (trace.ends > trace.starts).all()
-        and trace.starts.min() >= 0
-        and trace.ends.max() <= 7 * 86_400
-    )
+    assert (trace.ends > trace.starts).all()
+    assert trace.starts.min() >= 0 and trace.ends.max() <= 7 * 86_400
     same = np.diff(np.repeat(np.arange(len(trace)), trace.lengths)) == 0
     assert ((trace.starts[1:] - trace.ends[:-1])[same] >= 2).all()
-    assert (trace.starts == np.floor(trace.starts)).all() and (
-        trace.ends == np.floor(trace.ends)
-    ).all()
+    assert (trace.starts == np.floor(trace.starts)).all()
+    assert (trace.ends == np.floor(trace.ends)).all()
 
 
 def test_specifications_predict_speed_but_not_perfectly(population: Population) -> None:
@@ -117,7 +114,8 @@ def test_specifications_predict_speed_but_not_perfectly(population: Population) 
     for soc in range(3):
         own = population.model == np.argsort(-np.bincount(population.model))[soc]
         assert len(np.unique(np.asarray(population.cpu_gflops)[own])) == 1
-        # the standard error of the deviation of >= 700 logs is 0.12/sqrt(1400) = 0.0032; five of them
+        # the standard error of the deviation of >= 700 logs is 0.12/sqrt(1400) = 0.0032; five of
+        # them
         assert abs(logs[own].std() - 0.12) < 0.016
 
 
@@ -127,13 +125,13 @@ def test_faster_phones_draw_more_and_still_spend_less(population: Population) ->
     computing, communicating = durations(population, work, rows)
     assert spearmanr(population.compute_w, population.ms_per_sample).statistic < -0.6
     spent = energy(population, rows, computing, communicating)
-    assert (
-        spearmanr(spent, population.ms_per_sample).statistic > 0.6
-    )  # they are done so much sooner
+    # They spend less because they are done so much sooner.
+    assert spearmanr(spent, population.ms_per_sample).statistic > 0.6
 
 
 def test_specifications_predict_who_meets_a_deadline(population: Population) -> None:
-    # A context is of use: knowing CPU and bandwidth tells most of those who make it from those who do not.
+    # What a selector knows of a device is useful: CPU and bandwidth tell most of those who are in
+    # time from those who are not.
     rows = np.arange(len(population))
     times = np.add(*durations(population, Work(16, 10, 20_000.0, 20_000.0), rows))
     valid = times <= np.median(times)
@@ -156,19 +154,17 @@ def test_latency_is_that_of_real_phones(population: Population) -> None:
 def test_habits_are_those_of_real_users(population: Population) -> None:
     users = read(real_folder() / "client_behave_trace").users
     assert users is not None
-    per_day, lengths, share = habits(users.availability)
+    theirs = habits(users.availability)  # sessions per day, their length, share of time online
     ours = habits(availability_of(population))
-    # 704 users: a quantile of theirs is itself uncertain by 5 to 10 %
-    for (_, real), (_, made), tolerance in zip(
-        (per_day, lengths, share), ours, (0.20, 0.15, 0.30), strict=True
-    ):
-        np.testing.assert_allclose(
-            np.percentile(made, QUANTILES), np.percentile(real, QUANTILES), rtol=tolerance
-        )
-    by_hour = online_by_hour(availability_of(population)) - online_by_hour(users.availability)
-    assert np.abs(by_hour).max() < 0.015  # of 0.077 to 0.114
+    # There are 704 real users, so that a quantile of theirs is itself uncertain by 5 to 10 %.
+    tolerances = (0.20, 0.15, 0.30)
+    for (_, real), (_, made), tolerance in zip(theirs, ours, tolerances, strict=True):
+        expected = np.percentile(real, QUANTILES)
+        np.testing.assert_allclose(np.percentile(made, QUANTILES), expected, rtol=tolerance)
+    hours = online_by_hour(availability_of(population))
     real_hours = online_by_hour(users.availability)
-    assert np.corrcoef(online_by_hour(availability_of(population)), real_hours)[0, 1] > 0.9
+    assert np.abs(hours - real_hours).max() < 0.015  # of 0.077 to 0.114
+    assert np.corrcoef(hours, real_hours)[0, 1] > 0.9
 
 
 @needs_data
@@ -192,14 +188,15 @@ def test_bandwidth_follows_one_real_sample_each_below_and_above(population: Popu
 
 
 def test_online_by_hour_by_hand() -> None:
-    # One client, one day: online 0:30 to 2:15, and at 23:00 to 24:00: half of hour 0, all of 1, a quarter of 2, all
-    # of 23. A second client with two days is online in hour 1 of the second: half of its hours 1.
+    # One client, one day: online 0:30 to 2:15, and at 23:00 to 24:00: half of hour 0, all of 1, a
+    # quarter of 2, all of 23. A second client with two days is online in hour 1 of the second: half
+    # of its hours 1.
     hour = 3600.0
     trace = Availability(
-        np.array([0.5, 23.0, 25.0]) * hour,
-        np.array([2.25, 24.0, 26.0]) * hour,
-        np.array([0, 2, 3]),
-        np.array([24.0, 48.0]) * hour,
+        starts=np.array([0.5, 23.0, 25.0]) * hour,
+        ends=np.array([2.25, 24.0, 26.0]) * hour,
+        offsets=np.array([0, 2, 3]),
+        periods=np.array([24.0, 48.0]) * hour,
     )
     shares = online_by_hour(trace)
     assert shares[[0, 1, 2, 3, 23]] == pytest.approx([0.25, 0.75, 0.125, 0.0, 0.5])
@@ -209,7 +206,8 @@ def test_online_by_hour_by_hand() -> None:
 
 
 def test_gflops_by_hand() -> None:
-    # Snapdragon 855: (1 x 2.84 + 3 x 2.42) GHz x 16 + 4 x 1.78 GHz x 8 = 161.6 + 56.96 GFLOPS, eight cores.
+    # Snapdragon 855: (1 x 2.84 + 3 x 2.42) GHz x 16 + 4 x 1.78 GHz x 8 = 161.6 + 56.96 GFLOPS,
+    # eight cores.
     phones = load_catalogues().phones
     row = next(i for i, name in enumerate(phones.names) if "(Snapdragon 855)" in name)
     assert phones.cpu_gflops[row] == pytest.approx(218.56) and phones.cores[row] == 8
