@@ -48,6 +48,7 @@ class Rule:
     stand_in_samples: int  # at most
     public_fraction: float = 0  # at least, where the job has one: a smaller share is no sample
     lighter_models: bool = False  # a heavy model is replaced by the one it names
+    always_online: bool = False  # without the availability trace, by which few of few are online
 
 
 RULES = {
@@ -77,6 +78,7 @@ RULES = {
         batch_size=8,
         stand_in_samples=60,
         public_fraction=0.1,
+        always_online=True,
     ),
 }
 EXPLAINED = """\
@@ -103,6 +105,7 @@ full changes nothing.
                         shufflenet_v2_x2_0 become gpfl_cnn,
                         char_lstm becomes char_lstm_small
   use_cuda              false                                      false
+  device_avail_file     as it is                                   none: everyone is online
   clock_kbit            the full job's model, if the model changed and the job has a round_deadline
   clock_samples         the full job's batch_size x local_steps, if either changed; or its
                         local_epochs x the mean samples of its clients; likewise with round_deadline
@@ -178,6 +181,8 @@ def _smaller_values(config: JobConfig, rule: Rule, kept: Collection[str]) -> dic
         change("local_steps", max(enough, min(config.local_steps, rule.local_steps)))
     change("num_participants", _one_in(rule.participants, config.num_participants))
     change("use_cuda", False)
+    if rule.always_online:
+        change("device_avail_file", None)
     change("test_samples", min(config.test_samples or rule.test_samples, rule.test_samples))
     clients = config.num_clients or DEFAULT_CLIENTS
     clients_left = 1.0

@@ -155,8 +155,10 @@ def test_a_smaller_job_keeps_the_full_jobs_clock_and_trains_enough() -> None:
     )
     assert f"clock_kbit: None -> {model_kbit(job.config)}" in changes
     assert "clock_samples: None -> 100" in changes
+    assert mini.config.device_avail_file == job.config.device_avail_file
     smoke = scaled(job, "smoke")[0]
     assert clock(smoke) == (None, 100)
+    assert smoke.config.device_avail_file is None  # of six phones hardly any is ever online
     assert (smoke.config.local_steps, smoke.config.batch_size) == (1, 8)
 
 
