@@ -58,13 +58,18 @@ def chosen_job(args: argparse.Namespace, quiet: bool = False) -> Job:
     """The job that a command line asks for: its file, its `--set`s, its scale.
 
     What the scale changed is said on stderr."""
+    return job_at(args.config, args.scale, args, quiet)
+
+
+def job_at(path: str, scale: str, args: argparse.Namespace, quiet: bool = False) -> Job:
+    """A job file at a scale, with the other options of a command line."""
     overrides = dict(parse_assignment(text) for text in args.assignments)
     if args.stand_in:
         overrides["stand_in"] = True
-    job, changes = scaled(load_job(args.config, overrides), args.scale, overrides)
+    job, changes = scaled(load_job(path, overrides), scale, overrides)
     if not quiet:
         for line in changes:
-            print(f"scale {args.scale}: {line}", file=sys.stderr)
+            print(f"scale {scale}: {line}", file=sys.stderr)
         if job.config.stand_in:
             print(
                 f"stand-in data: made-up samples in place of {job.config.data_set}; "

@@ -6,28 +6,18 @@ What brings scipy, matplotlib or torch along is imported where a command runs.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
-from fedsuv_plugin.cli.options import add_command, add_set_option
-from fedsuv_plugin.config.job_file import load_job
-from fedsuv_plugin.config.resolved import resolve
+from fedsuv_plugin.cli.options import add_command, add_job_options
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.params import parse_assignment
-from fedsuv_plugin.tables import columns, short_number
+from fedsuv_plugin.tables import columns
 from fedsuv_plugin.traces import summary
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.catalogues import load_catalogues
 from fedsuv_plugin.traces.files import read, write, write_behaviour, write_capacity
-from fedsuv_plugin.traces.population import Population, load_population
 from fedsuv_plugin.traces.tables import Trace
-
-if TYPE_CHECKING:
-    from fedsuv_plugin.config.keys import JobConfig
-    from fedsuv_plugin.traces.clock import Work
-    from fedsuv_plugin.traces.deadlines import Participations
 
 DESCRIPTION = """\
 A device population says how fast each client computes and communicates, what power it draws, and
@@ -66,16 +56,18 @@ With --job, also how long a participation takes with that job's model and local 
 of the clients asked is valid by which deadline: choose round_deadline from it (with local_epochs
 this loads the job's data, since a client's time depends on what it has). As in the job itself,
 clients are the first num_clients of the file (all, if the job does not say), online as its
-device_avail_file says (none: always).
+device_avail_file says (none: always); whoever goes offline before it is done is not valid.
+
+With several job files: for each of them the share of those asked that are valid at its
+round_deadline, at full scale and at --scale.
 
 examples:
   fedsuv traces show device_traces/population_3500.npz
   fedsuv traces show population.npz --plot traces.png --job configs/quickstart.yml
   fedsuv traces show population.npz --job configs/quickstart.yml --set model=resnet18
+  fedsuv traces show device_traces/population_3500.npz --job configs/fedsuv/*.yml --scale mini
   fedsuv traces show population.npz --compare $FEDSUV_DATA/device_traces
 """
-EXAMPLE_KBPS = 5648.0  # a client of FedScale's own trace, published as an example
-SHARES = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,8 +104,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     show.add_argument("file", help="a trace: our .npz or one of FedScale's pickles")
     show.add_argument("--plot", metavar="FILE", help="also plot it; png, pdf or svg")
-    show.add_argument("--job", metavar="CONFIG", help="the job whose deadline is to be chosen")
-    add_set_option(show)
+    show.add_argument(
+        "--job",
+        metavar="CONFIG",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="the job whose deadline is to be chosen; several: the share valid in each",
+    )
+    add_job_options(show)
     show.add_argument(
         "--compare", metavar="DIR", help="put it beside the real samples in this folder"
     )
@@ -194,20 +193,22 @@ def _show(args: argparse.Namespace) -> None:
     print(summary.quantile_table(devices + users))
     if trace.users is not None:
         print("\nshare online by hour of the trace's day\n" + _by_hour(trace.users.availability))
-    job = None if args.job is None else _job(population, args)
-    if job is not None:
-        print("\n" + job.text)
+    jobs = []
+    if args.job:
+        from fedsuv_plugin.cli.job_deadlines import show_jobs
+
+        jobs = show_jobs(population, args)
     if args.plot is not None:
         from fedsuv_plugin.traces.plots import plot_population
 
         title = f"{args.file}: {_contents(trace)}"
         if trace.devices is None:
             title += ", on uniform devices"
-        if job is None:
-            plot_population(population, title, args.plot)
+        if len(jobs) == 1:
+            deadline = jobs[0].config.round_deadline
+            plot_population(population, title, args.plot, args.job[0], jobs[0].asked, deadline)
         else:
-            deadline = job.config.round_deadline
-            plot_population(population, title, args.plot, args.job, job.asked, deadline)
+            plot_population(population, title, args.plot)
         print(f"\n{args.plot}: plotted")
 
 
@@ -215,75 +216,3 @@ def _by_hour(availability: Availability) -> str:
     shares = summary.online_by_hour(availability)
     cells = ["-" if np.isnan(share) else f"{100 * share:.1f}" for share in shares]
     return columns(["", *map(str, range(24))], [["%", *cells]])
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A job on a population: what `show --job` prints and plots."""
-
-    config: JobConfig
-    asked: Participations
-    text: str
-
-
-def _job(population: Population, args: argparse.Namespace) -> _Job:
-    from fedsuv_plugin.tasks.federated_data import model_kbit, training_sizes
-    from fedsuv_plugin.traces.clock import Work
-    from fedsuv_plugin.traces.deadlines import participations
-
-    job = load_job(args.job, dict(parse_assignment(text) for text in args.assignments))
-    config = job.config
-    size = model_kbit(config)
-    n = config.num_clients or len(population)
-    work = Work(config.batch_size, config.local_steps, size, size)
-    if config.local_epochs is not None:  # how long a client takes depends on how much it has
-        samples = training_sizes(resolve(job).config)
-        work = replace(work, epoch_samples=config.local_epochs * samples)
-        n = len(samples)
-    users = load_population(n, None, config.device_avail_file).availability
-    devices = replace(population, availability=None).take(np.arange(n) % len(population))
-    population = replace(devices, availability=users)
-    asked = participations(population, work, config.duration_jitter, config.seed)
-    return _Job(config, asked, _job_text(population, work, config, asked, args.job))
-
-
-def _job_text(
-    population: Population, work: Work, config: JobConfig, asked: Participations, name: str
-) -> str:
-    from fedsuv_plugin.traces.clock import durations
-
-    size = work.upload_kbit
-    computing, communicating = durations(population, work, np.arange(len(population)))
-    there_and_back = 2 * size / EXAMPLE_KBPS
-    if config.local_epochs is None:
-        amount = f"{config.local_steps} steps of {config.batch_size} samples"
-    else:
-        epochs = "1 epoch" if config.local_epochs == 1 else f"{config.local_epochs} epochs"
-        amount = f"{epochs} of a client's own samples"
-    seconds = [
-        ("computing (s)", computing),
-        ("communicating (s)", communicating),
-        ("one participation, with fluctuation (s)", asked.seconds),
-    ]
-    deadlines = [_or_never(deadline) for deadline in asked.deadline_for(SHARES)]
-    lines = [
-        f"{name}: {len(population):,} clients, {amount}",
-        f"a model of {short_number(size)} kbit each way: {short_number(there_and_back)} s there "
-        f"and back at {EXAMPLE_KBPS / 1000:.1f} Mbit/s",
-        "",
-        summary.quantile_table(seconds),
-        "",
-        columns(
-            ["of those asked valid", *(f"{share:.0%}" for share in SHARES)],
-            [["needs a round_deadline of (s)", *deadlines]],
-        ),
-    ]
-    if config.round_deadline is not None:
-        share = float(asked.share_valid(np.array([config.round_deadline]))[0])
-        told = f"round_deadline {config.round_deadline:g}: {share:.1%} of those asked are valid"
-        lines += ["", told]
-    return "\n".join(lines)
-
-
-def _or_never(deadline: float) -> str:
-    return short_number(deadline) if np.isfinite(deadline) else "never"

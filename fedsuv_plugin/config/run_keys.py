@@ -93,6 +93,18 @@ class RunKeys(Params):
     round_deadline: float | None = param(
         None, "seconds a round may last; none: FedScale's overcommitment", above=0
     )
+    clock_kbit: float | None = param(
+        None,
+        "size of the model that the clock counts, each way, in FedScale's kbit; none: the trained "
+        "model's",
+        above=0,
+    )
+    clock_samples: int | None = param(
+        None,
+        "samples that one participation goes through in the clock; none: batch_size x local_steps, "
+        "or local_epochs x the client's own",
+        low=1,
+    )
     available_clients: int | None = param(
         None,
         "clients that are there at all, drawn from the seed every available_every rounds for any "

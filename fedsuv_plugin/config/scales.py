@@ -7,12 +7,16 @@ set, a model or a selector is declared there: `DataSet.training_samples` and `sa
 `tasks.models.lighter`, and `scales_with` of a selector's parameters. No data is read, so the same
 file gives the same smaller job everywhere.
 
+A job with a deadline keeps the full job's clock (`clock_kbit`, `clock_samples`), so that its
+deadline leaves as many as at full scale, while it trains a smaller model.
+
 A small job shows that the job runs and learns; its numbers are not comparable to the paper's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a scale shrinks a job. A bound never makes a job larger than it is."""
+    """How a scale shrinks a job. A bound never makes a job larger than it is.
+
+    Only local_steps may grow, where the model became lighter: one step of a small network learns
+    less than one of the large network it stands for."""
 
     rounds: int  # at most; what is counted in rounds shrinks with them
     evaluations: int  # about so many
     clients: tuple[int, int]  # one in the first number, but at least the second
     participants: tuple[int, int]  # likewise
-    samples: int  # of a client in the mean, at most: through data_fraction
+    # of a client in the mean, at most: through data_fraction; and what the local_steps of a lighter
+    # model go through at least
+    samples: int
     test_samples: int  # at most
     local_epochs: int  # at most
     local_steps: int  # at most
@@ -39,6 +48,7 @@ class Rule:
     stand_in_samples: int  # at most
     public_fraction: float = 0  # at least, where the job has one: a smaller share is no sample
     lighter_models: bool = False  # a heavy model is replaced by the one it names
+    always_online: bool = False  # without the availability trace, by which few of few are online
 
 
 RULES = {
@@ -68,6 +78,7 @@ RULES = {
         batch_size=8,
         stand_in_samples=60,
         public_fraction=0.1,
+        always_online=True,
     ),
 }
 EXPLAINED = """\
@@ -85,7 +96,8 @@ full changes nothing.
   public_fraction       as it is                                   at least 0.1, if set
   test_samples          at most 1,000                              at most 10
   local_epochs          at most 1                                  at most 1
-  local_steps           at most 10                                 at most 1
+  local_steps           at most 10; of a lighter model so many     at most 1
+                        that they go through 200 samples
   batch_size            at most 16                                 at most 8
   synthetic_samples     at most 2,000, with --stand-in             at most 60
   model                 heavy ones become lighter: resnet18,       as it is
@@ -93,9 +105,16 @@ full changes nothing.
                         shufflenet_v2_x2_0 become gpfl_cnn,
                         char_lstm becomes char_lstm_small
   use_cuda              false                                      false
-<selector>.<rounds> is a selector's parameter that is counted in rounds, if the job sets any of that
-selector's: pczfl.warmup_rounds, for example. round_deadline, learning rates and everything else
-stay as they are. Bounds never make a job larger.
+  device_avail_file     as it is                                   none: everyone is online
+  clock_kbit            the full job's model, if the model changed and the job has a round_deadline
+  clock_samples         the full job's batch_size x local_steps, if either changed; or its
+                        local_epochs x the mean samples of its clients; likewise with round_deadline
+<selector>.<rounds> is a parameter counted in rounds, such as pczfl.warmup_rounds, of the chosen
+selector and of those whose parameters the job sets. round_deadline, learning rates and everything
+else stay as they are: with the two clock keys a deadline leaves as many as at full scale. With
+local_epochs every client then takes the time of a mean one, and a data set that does not say how
+large it is, or a data_map_file, leaves the clock with the smaller job's own samples.
+Only local_steps of a lighter model may grow; nothing else makes a job larger.
 """
 
 
@@ -107,17 +126,25 @@ def scaled(job: Job, scale: str, kept: Collection[str] = ()) -> tuple[Job, list[
     if rule is None:
         return job, []
     config = replace(job.config, **_smaller_values(job.config, rule, kept))
-    selector_params = {
+    config = replace(config, **_full_clock(job.config, config, kept))
+    chosen = job.config.sample_mode
+    selector_params = {chosen: job.params_of(chosen), **job.selector_params}
+    smaller_params = {
         selector: replace(params, **_smaller_params(selector, params, job.config, config, kept))
-        for selector, params in job.selector_params.items()
+        for selector, params in selector_params.items()
     }
-    smaller = replace(job, config=config, selector_params=selector_params)
-    before = _every_value(job)
-    after = _every_value(smaller)
+    before = _every_value(job.config, selector_params)
+    after = _every_value(config, smaller_params)
     changes = [
         f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]
     ]
-    return smaller, changes
+    # The chosen selector stays unmentioned where neither the job nor the scale sets any of its own.
+    told = {
+        selector: params
+        for selector, params in smaller_params.items()
+        if selector in job.selector_params or params != selector_params[selector]
+    }
+    return replace(job, config=config, selector_params=told), changes
 
 
 def _smaller_values(config: JobConfig, rule: Rule, kept: Collection[str]) -> dict[str, Any]:
@@ -142,15 +169,20 @@ def _smaller_values(config: JobConfig, rule: Rule, kept: Collection[str]) -> dic
     at_most("rounds", rule.rounds)
     change("warmup_rounds", config.warmup_rounds * now("rounds") // config.rounds)
     change("eval_interval", max(1, now("rounds") // rule.evaluations))
-    if config.local_epochs is None:
-        at_most("local_steps", rule.local_steps)
-    else:
-        at_most("local_epochs", rule.local_epochs)
     at_most("batch_size", rule.batch_size)
-    change("num_participants", _one_in(rule.participants, config.num_participants))
-    change("use_cuda", False)
     if rule.lighter_models:
         change("model", lighter(config.model))
+    if config.local_epochs is not None:
+        at_most("local_epochs", rule.local_epochs)
+    elif now("model") == config.model:
+        at_most("local_steps", rule.local_steps)
+    else:
+        enough = math.ceil(rule.samples / now("batch_size"))
+        change("local_steps", max(enough, min(config.local_steps, rule.local_steps)))
+    change("num_participants", _one_in(rule.participants, config.num_participants))
+    change("use_cuda", False)
+    if rule.always_online:
+        change("device_avail_file", None)
     change("test_samples", min(config.test_samples or rule.test_samples, rule.test_samples))
     clients = config.num_clients or DEFAULT_CLIENTS
     clients_left = 1.0
@@ -168,6 +200,47 @@ def _smaller_values(config: JobConfig, rule: Rule, kept: Collection[str]) -> dic
         available = round(config.available_clients * clients_left)
         change("available_clients", max(available, now("num_participants")))
     return values
+
+
+def _full_clock(before: JobConfig, after: JobConfig, kept: Collection[str]) -> dict[str, Any]:
+    """The clock keys that let the smaller job's deadline mean what it does in the full job."""
+    values: dict[str, Any] = {}
+    if before.round_deadline is None:
+        return values
+    if before.clock_kbit is None and "clock_kbit" not in kept and after.model != before.model:
+        from fedsuv_plugin.tasks.federated_data import model_kbit
+
+        values["clock_kbit"] = model_kbit(before)
+    if before.clock_samples is None and "clock_samples" not in kept:
+        full = _participation_samples(before)
+        if before.local_epochs is not None or full != _participation_samples(after):
+            values["clock_samples"] = full
+    return values
+
+
+def _participation_samples(config: JobConfig) -> int | None:
+    """Samples that one participation goes through, of a mean client; None: that is not declared."""
+    if config.local_epochs is None:
+        return config.batch_size * config.local_steps
+    mean = _mean_samples(config)
+    return None if mean is None else max(1, round(config.local_epochs * mean))
+
+
+def _mean_samples(config: JobConfig) -> float | None:
+    """Samples of a client in the mean, as the data set declares them; None: it does not."""
+    from fedsuv_plugin.tasks.datasets import DATASETS
+    from fedsuv_plugin.tasks.federated_data import DEFAULT_CLIENTS
+
+    data_set = DATASETS[config.data_set]
+    if config.data_map_file is not None:
+        return None
+    if config.partition == "natural":
+        each: float | None = data_set.samples_per_client
+    elif data_set.training_samples is None:
+        each = None
+    else:
+        each = data_set.training_samples / (config.num_clients or DEFAULT_CLIENTS)
+    return None if each is None else config.data_fraction * each
 
 
 def _one_in(rule: tuple[int, int], count: int) -> int:
@@ -202,9 +275,9 @@ def _smaller_params(
     return values
 
 
-def _every_value(job: Job) -> dict[str, object]:
-    """Every key of the job and its value, defaults included; a selector's if the job sets any."""
-    values = {f.name: getattr(job.config, f.name) for f in fields(job.config)}
-    for selector, params in job.selector_params.items():
+def _every_value(config: JobConfig, selector_params: Mapping[str, Params]) -> dict[str, object]:
+    """Every key and its value, defaults included."""
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    for selector, params in selector_params.items():
         values |= {f"{selector}.{f.name}": getattr(params, f.name) for f in fields(params)}
     return values

@@ -22,8 +22,9 @@ class TaskKeys(Params):
     )
     partition: str = param(
         "iid",
-        "how samples are shared out: iid, dirichlet, dirichlet_qp, shards, or natural, to "
-        "the writers, speakers or roles they come from (num_clients keeps so many at random); "
+        "how samples are shared out: iid, dirichlet, dirichlet_qp, shards, label_subset, or "
+        "natural, to the writers, speakers or roles they come from (num_clients keeps so many at "
+        "random); "
         "`fedsuv data partition` shows and exports it",
     )
     partition_alpha: float = param(

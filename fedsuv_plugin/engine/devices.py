@@ -15,19 +15,12 @@ class Devices:
     """The devices that a job's traces give its clients, and the work a round asks of them."""
 
     def __init__(self, config: JobConfig, sizes: np.ndarray, model_kbit: float):
-        """`sizes`: training samples of each client; `model_kbit`: sent and received in a round."""
+        """`sizes`: training samples of each client; `model_kbit`: the trained model's size."""
         self._config = config
         self.population = load_population(
             len(sizes), config.device_conf_file, config.device_avail_file
         )
-        epochs = config.local_epochs
-        self.work = Work(
-            config.batch_size,
-            config.local_steps,
-            model_kbit,
-            model_kbit,
-            None if epochs is None else epochs * sizes,
-        )
+        self.work = Work.of(config, model_kbit, sizes)
 
     def settle(self, now: Round, cohort: Cohort) -> Settled:
         """Who makes it. Whoever is asked spends its energy, also if it turns out to be late."""

@@ -45,7 +45,7 @@ class ForeignManager:
     def register_clients(self, sizes: np.ndarray, population: Population, work: Work) -> None:
         kbps = population.one_way_kbps
         # FedScale multiplies the steps by the batch size again.
-        steps = work.samples(np.arange(len(sizes))) / self._batch_size
+        steps = work.timed_samples(np.arange(len(sizes))) / self._batch_size
         for client in wanted_clients(self._only, sizes).tolist():
             i = client - 1
             speed = {"computation": population.ms_per_sample[i], "communication": kbps[i]}

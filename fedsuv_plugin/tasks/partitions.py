@@ -176,6 +176,28 @@ def least_norm_sizes(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     return np.maximum(proportions @ u, 0.0) * scale
 
 
+LABELS_KEPT = 0.6  # REFL's job files take 40 % of the labels away from each client
+
+
+@PARTITIONS.add("label_subset")
+def label_subset(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
+    """Each client has its own random 60 % of the labels; those who have a label share it evenly.
+
+    A label that nobody has is shared out to all.
+
+    A. M. Abdelmoniem et al., "REFL", EuroSys 2023."""
+    names, classes = np.unique(labels, return_inverse=True)
+    kept = max(1, round(LABELS_KEPT * len(names)))
+    has = np.argsort(rng.random((n, len(names))), axis=1) < kept  # (n, labels): `kept` in each row
+    has[:, ~has.any(axis=0)] = True
+    owner = np.empty(len(labels), np.int64)
+    for label in range(len(names)):
+        rows = np.flatnonzero(classes == label)
+        holders = np.flatnonzero(has[:, label])
+        owner[rows] = rng.permutation(np.resize(rng.permutation(holders), len(rows)))
+    return _nobody_empty(owner, n, rng)
+
+
 @PARTITIONS.add("shards")
 def shards(labels: np.ndarray, n: int, skew: Skew, rng: np.random.Generator) -> np.ndarray:
     """Samples are sorted by label and cut into pieces, `shards_per_client` for each client.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsuv_plugin.randomness import normals
 from fedsuv_plugin.traces.population import Population
+
+if TYPE_CHECKING:
+    from fedsuv_plugin.config.keys import JobConfig
 
 TRAINING_FACTOR = 3.0  # FedScale: training a sample takes three times its inference latency
 IDLE_SECONDS = 60.0  # what a round costs when nobody is online to be asked and no deadline is set
@@ -24,6 +28,25 @@ class Work:
     # (n,) samples that each client of the population trains on; None without local_epochs, where
     # it is batch_size * local_steps for all.
     epoch_samples: np.ndarray | None = None
+    # Samples that the clock counts for everyone, if it is to count others than are trained on.
+    clock_samples: int | None = None
+
+    @classmethod
+    def of(cls, config: JobConfig, model_kbit: float, sizes: np.ndarray | None) -> Work:
+        """The work of a job with a model of that size, whose clients have `sizes` samples, (n,).
+
+        Sizes may be None where nothing depends on them: without local_epochs, or with
+        clock_samples for the clock alone."""
+        kbit = model_kbit if config.clock_kbit is None else config.clock_kbit
+        epochs = config.local_epochs
+        return cls(
+            config.batch_size,
+            config.local_steps,
+            kbit,
+            kbit,
+            None if epochs is None or sizes is None else epochs * sizes,
+            config.clock_samples,
+        )
 
     def samples(self, rows: np.ndarray) -> np.ndarray:
         """The number of samples each of `rows` trains on; one seen twice counts twice."""
@@ -31,12 +54,18 @@ class Work:
             return np.full(len(rows), self.batch_size * self.local_steps)
         return self.epoch_samples[rows]
 
+    def timed_samples(self, rows: np.ndarray) -> np.ndarray:
+        """The number of samples that the clock counts for each of `rows`."""
+        if self.clock_samples is None:
+            return self.samples(rows)
+        return np.full(len(rows), self.clock_samples)
+
 
 def durations(
     population: Population, work: Work, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that `rows` compute, and communicate, by FedScale's completion-time formula."""
-    computing = TRAINING_FACTOR * work.samples(rows) * population.ms_per_sample[rows] / 1000.0
+    computing = TRAINING_FACTOR * work.timed_samples(rows) * population.ms_per_sample[rows] / 1000.0
     uploading = work.upload_kbit / population.kbps_up[rows]
     downloading = work.download_kbit / population.kbps_down[rows]
     return computing, uploading + downloading

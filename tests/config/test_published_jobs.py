@@ -117,6 +117,9 @@ def test_fedsuvs_jobs_are_for_four_gpus_and_a_deadline() -> None:
         if name.startswith("fedsuv/"):
             job = load_job(ROOT / "configs" / name)
             assert (job.config.round_deadline, job.config.use_cuda) == (100, True)
+            assert job.config.device_avail_file == job.config.device_conf_file is not None
+            assert job.config.local_epochs is None
+            assert job.config.local_steps == (5 if "femnist" in name else 1)
             (worker,) = job.cluster["worker_ips"]
             gpus = worker.partition(":")[2]  # [processes on the first, on the second, ...]
             assert gpus.count(",") + 1 == 4

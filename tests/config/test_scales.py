@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsuv_plugin import named
-from fedsuv_plugin.config.job import make_job
+from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.scales import EXPLAINED, RULES, scaled
 from fedsuv_plugin.selectors.pczfl import PCZFLParams
 from fedsuv_plugin.tasks.datasets import DATASETS
+from fedsuv_plugin.tasks.federated_data import model_kbit
 from fedsuv_plugin.tasks.models import MODELS, lighter
 from fedsuv_plugin.tasks.models.torchvision_zoo import torchvision_names
 
@@ -36,6 +37,9 @@ KEYS = {
     "stand_in": st.booleans(),
     "model": st.sampled_from(["resnet18", "mlp"]),
     "data_set": st.sampled_from(["femnist", "cifar10", "digits"]),
+    "round_deadline": st.none() | st.floats(1, 100),
+    "clock_kbit": st.none() | st.floats(1, 1e6),
+    "clock_samples": st.none() | st.integers(1, 1000),
 }
 
 
@@ -43,7 +47,6 @@ BOUNDED = (
     "rounds",
     "num_clients",
     "num_participants",
-    "local_steps",
     "batch_size",
     "data_fraction",
     "synthetic_samples",
@@ -65,6 +68,8 @@ def test_a_scale_never_makes_a_job_larger_and_leaves_what_was_set(
     before, after = job.config, smaller.config
     for key in BOUNDED:
         assert 0 < getattr(after, key) <= getattr(before, key)
+    if after.model == before.model:
+        assert 0 < after.local_steps <= before.local_steps
     assert (after.local_epochs is None) == (before.local_epochs is None)
     if before.available_clients is not None and "available_clients" not in kept:
         assert after.available_clients is not None
@@ -114,10 +119,91 @@ def test_a_parameter_that_shrinks_to_its_default_is_said_too() -> None:
     assert "pczfl.warmup_rounds: 40 -> 20" in scaled(job, "mini")[1]
 
 
-def test_a_selector_that_the_job_does_not_mention_keeps_its_defaults() -> None:
-    smaller, changes = scaled(make_job({"rounds": 200, "sample_mode": "pczfl"}), "mini")
+def test_the_chosen_selectors_defaults_shrink_too() -> None:
+    job = make_job({"rounds": 200, "sample_mode": "pczfl"})
+    smaller, changes = scaled(job, "mini")
+    assert smaller.params_of("pczfl") == replace(job.params_of("pczfl"), warmup_rounds=10)
+    assert "pczfl.warmup_rounds: 20 -> 10" in changes
+
+
+def test_a_selector_that_is_neither_chosen_nor_set_keeps_its_defaults() -> None:
+    smaller, changes = scaled(make_job({"rounds": 200}), "mini")
     assert smaller.params_of("pczfl") == named.params_class("pczfl")()
+    assert smaller.selector_params == {}
     assert not [line for line in changes if line.startswith("pczfl")]
+
+
+# ---- the clock of the full job
+
+
+def fedsuvs(name: str, **values: object) -> Job:
+    return load_job(ROOT / "configs" / "fedsuv" / f"{name}.yml", values)
+
+
+def clock(job: Job) -> tuple[float | None, int | None]:
+    return job.config.clock_kbit, job.config.clock_samples
+
+
+def test_a_smaller_job_keeps_the_full_jobs_clock_and_trains_enough() -> None:
+    """FEMNIST: 5 steps of 20 samples and a ResNet-18 are timed, 13 steps of 16 are trained.
+
+    At mini 13 x 16 is the first product that reaches 200 samples; at smoke nothing is lighter."""
+    job = fedsuvs("femnist_resnet18")
+    mini, changes = scaled(job, "mini")
+    assert clock(mini) == (model_kbit(job.config), 100)
+    assert (mini.config.model, mini.config.local_steps, mini.config.batch_size) == (
+        "gpfl_cnn",
+        13,
+        16,
+    )
+    assert f"clock_kbit: None -> {model_kbit(job.config)}" in changes
+    assert "clock_samples: None -> 100" in changes
+    assert mini.config.device_avail_file == job.config.device_avail_file
+    smoke = scaled(job, "smoke")[0]
+    assert clock(smoke) == (None, 100)
+    assert smoke.config.device_avail_file is None  # of six phones hardly any is ever online
+    assert (smoke.config.local_steps, smoke.config.batch_size) == (1, 8)
+
+
+def test_the_two_cifar10_files_are_not_one_job_at_mini() -> None:
+    resnet, mobilenet = (
+        scaled(fedsuvs(name), "mini")[0] for name in ("cifar10_resnet18", "cifar10_mobilenet")
+    )
+    assert resnet.config.model == mobilenet.config.model
+    assert (resnet.config.clock_kbit or 0) > 4 * (mobilenet.config.clock_kbit or 0) > 0
+
+
+def test_what_was_set_wins_over_the_clock_of_the_full_job() -> None:
+    job = fedsuvs("femnist_resnet18", clock_kbit=7.0, clock_samples=None)
+    assert clock(scaled(job, "mini", ["clock_kbit", "clock_samples"])[0]) == (7.0, None)
+    own = fedsuvs("femnist_resnet18", clock_kbit=7.0, clock_samples=9)  # as if the file said so
+    assert clock(scaled(own, "mini")[0]) == (7.0, 9)
+    same_work = {"model": "mlp", "local_steps": 2, "batch_size": 4}
+    same = fedsuvs("femnist_resnet18", **same_work)
+    assert clock(scaled(same, "mini", list(same_work))[0]) == (None, None)
+
+
+def test_without_a_deadline_the_clock_is_the_smaller_jobs_own() -> None:
+    job = fedsuvs("femnist_resnet18", round_deadline=None)
+    assert clock(scaled(job, "mini", ["round_deadline"])[0]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "samples"),
+    [
+        # of 50,000 samples a client in 3,500 has 14.3; 2 epochs of them
+        ({"data_set": "cifar10", "num_clients": 3500}, 29),
+        ({"data_set": "cifar10", "num_clients": 3500, "data_fraction": 0.5}, 14),
+        ({"data_set": "femnist", "partition": "natural"}, 400),  # writers have 200 in the mean
+        ({"data_set": "digits"}, None),  # does not say how large it is
+        ({"data_set": "cifar10", "data_map_file": "map.csv"}, None),
+    ],
+)
+def test_epochs_are_timed_as_a_mean_clients_in_the_full_job(
+    keys: dict[str, object], samples: int | None
+) -> None:
+    job = make_job({"local_epochs": 2, "round_deadline": 60, **keys})
+    assert scaled(job, "mini")[0].config.clock_samples == samples
 
 
 @pytest.mark.parametrize(

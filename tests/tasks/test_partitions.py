@@ -188,6 +188,21 @@ def test_shards_of_one_label(each: int, labels_each: int) -> None:
     assert each == 1 or (held == 1).sum() < 25  # two shards of one label are rare
 
 
+def test_label_subset_leaves_everyone_its_own_labels() -> None:
+    """6 of 10 labels each; about 30 of 50 clients share the 500 of a label, some 17 each.
+
+    With fewer samples than holders no client is empty, and every sample still has one owner."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 500))
+    parts = partition(labels, "label_subset", 50, 0.5, np.random.default_rng(1))
+    counts = label_counts(parts, labels)
+    assert counts.sum() == 5000
+    assert ((counts > 0).sum(axis=1) == 6).all()
+    assert len({tuple(row) for row in (counts > 0).tolist()}) > 40
+    for label in range(10):
+        held = counts[:, label][counts[:, label] > 0]
+        assert held.max() - held.min() <= 1
+
+
 # ---- what a job leaves out
 
 

@@ -168,16 +168,23 @@ def test_habits_are_those_of_real_users(population: Population) -> None:
 
 
 @needs_data
-def test_bandwidth_lies_between_the_real_samples(population: Population) -> None:
-    # The two samples disagree tenfold: 19 FLASH devices, and MobiPerf tests picked for speed. Half
-    # of the clients are like the former, the upper tail reaches towards the latter.
-    down = real_speeds(real_folder(), "down_u")
-    up = real_speeds(real_folder(), "up_u")
-    for made, real in ((population.kbps_down, down), (population.kbps_up, up)):
-        expected = np.percentile(real, (25, 50, 75))
-        np.testing.assert_allclose(np.percentile(made, (25, 50, 75)), expected, rtol=0.30)
-    tests = real_tests(real_folder())
-    assert np.percentile(down, 95) < np.percentile(population.kbps_down, 95) < np.median(tests)
+def test_bandwidth_follows_one_real_sample_each_below_and_above(population: Population) -> None:
+    """The two samples disagree tenfold: a quarter is like one, three quarters are like the other.
+
+    19 FLASH devices are the model of the slow quarter, the MobiPerf tests that of the rest. Between
+    the two groups, at 15 Mbit/s, there is hardly anybody."""
+    slow = population.kbps_down < 15_000
+    assert slow.mean() == pytest.approx(0.25, abs=0.02)
+    groups = [
+        (population.kbps_down[slow], real_speeds(real_folder(), "down_u")),
+        (population.kbps_up[slow], real_speeds(real_folder(), "up_u")),
+        (population.kbps_down[~slow], real_tests(real_folder())),
+    ]
+    for ours, real in groups:
+        np.testing.assert_allclose(
+            np.percentile(ours, (25, 50, 75)), np.percentile(real, (25, 50, 75)), rtol=0.30
+        )
+    assert 40_000 < np.median(population.kbps_down[~slow]) < 46_000
 
 
 def test_online_by_hour_by_hand() -> None:
@@ -224,9 +231,9 @@ def test_gflops_by_hand() -> None:
         ("phones.csv", "soc,phone", "soc,telephone", "phones.csv: expected rows under soc,phone"),
         (
             "networks.csv",
-            "5,1000,",
-            "5,-1000,",
-            "networks.csv: line 5: kbps_down: expected a number >= 1e-09, got '-10",
+            "2,1500,",
+            "2,-1500,",
+            "networks.csv: line 6: kbps_down: expected a number >= 1e-09, got '-15",
         ),
         ("hours.csv", "23,1.46\n", "", "hours.csv: expected 24 rows"),
         ("zones.csv", "-13", "nan", "zones.csv: line 5: hours: expected a number, got 'nan'"),

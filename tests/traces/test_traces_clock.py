@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.traces.availability import Availability
 from fedsuv_plugin.traces.clock import IDLE_SECONDS, Work, durations, energy, fluctuation, settle
 from fedsuv_plugin.traces.deadlines import SAMPLES, Participations, participations
@@ -40,6 +41,32 @@ def test_a_resnet18_round_trip_takes_two_minutes() -> None:
     _, communicating = durations(example, Work(1, 1, kbit, kbit), np.array([0]))
     assert communicating[0] == pytest.approx(2 * 365_297 / 5648.1, rel=1e-4)
     assert 120 < communicating[0] < 135
+
+
+def test_the_clock_may_count_other_work_than_is_trained() -> None:
+    """10 samples instead of 10 x 5, or 2 epochs of one's own: a fifth of 15 s and of 7.5 s.
+
+    What is trained stays what it is: selectors weigh by it."""
+    steps = replace(WORK, clock_samples=10)
+    epochs = replace(steps, epoch_samples=2 * np.array([7, 9]))
+    for work in (steps, epochs):
+        assert durations(TWO, work, BOTH)[0] == pytest.approx([3.0, 1.5])
+    assert steps.samples(BOTH).tolist() == [50, 50]
+    assert epochs.samples(BOTH).tolist() == [14, 18]
+
+
+def test_the_work_of_a_job() -> None:
+    sizes = np.array([7, 9])
+    config = JobConfig(batch_size=4, local_steps=3)
+    plain = Work.of(config, 100.0, sizes)
+    assert (plain.upload_kbit, plain.download_kbit) == (100.0, 100.0)
+    assert plain.timed_samples(BOTH).tolist() == [12, 12]
+    epochs = Work.of(replace(config, local_epochs=2), 100.0, sizes)
+    assert epochs.timed_samples(BOTH).tolist() == [14, 18]
+    told = Work.of(replace(config, clock_kbit=5.0, clock_samples=6), 100.0, sizes)
+    assert (told.upload_kbit, told.download_kbit) == (5.0, 5.0)
+    assert told.timed_samples(BOTH).tolist() == [6, 6]
+    assert told.samples(BOTH).tolist() == [12, 12]
 
 
 def test_energy_by_hand() -> None:
