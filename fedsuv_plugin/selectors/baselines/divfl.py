@@ -20,9 +20,9 @@ Departures
     Ties are broken at random.
 
 G is a sum over the online clients whose direction is known, not over all clients. Most of the work
-are their distances: O(changed x clients x sketch_dim) for a selection, where those have changed
-whose direction is new since the last one, and O(online^2 sketch_dim) if the distances of all
-clients do not fit into `distances_budget_mb`.
+goes into their distances. These are kept, so that a selection costs O(changed clients sketch_dim)
+for the clients whose direction has changed since the last one. It costs O(online^2 sketch_dim) if
+the distances of all clients do not fit into `distances_budget_mb`.
 """
 
 from __future__ import annotations

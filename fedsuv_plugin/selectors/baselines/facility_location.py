@@ -77,6 +77,11 @@ class GainBounds(Protocol):
 MakeBounds = Callable[[], GainBounds]
 
 
+def _few(m: int, columns: int, width: int) -> bool:
+    """Whether so many distances are computed, and kept in memory, more easily than bounds."""
+    return m * columns * max(width, 64) <= FEW
+
+
 def stochastic_facility_location(
     points: np.ndarray,
     k: int,
@@ -91,7 +96,7 @@ def stochastic_facility_location(
     k = min(k, m)
     size = max(math.ceil(m / k * math.log(1 / epsilon)), 1) if k else 0
     race: PlainRace | Race
-    if m * size * width <= FEW:
+    if _few(m, size, width):
         race = PlainRace(points)
     else:
         race = Race(points, make_bounds() if make_bounds else DistanceBlocks(points))
@@ -112,7 +117,7 @@ def facility_location(
     """Positions of min(k, m) points, each the best of all that are left."""
     m, width = points.shape
     tie = rng.permutation(m)
-    if m * m * width <= FEW:
+    if _few(m, m, width):
         return _lazy_greedy(points, k, tie)
     race = Race(points, make_bounds() if make_bounds else DistanceBlocks(points))
     left = np.arange(m)
