@@ -72,7 +72,7 @@ def test_opinions_are_shared_in_whole_groups(world: World, monkeypatch: pytest.M
 
 def test_how_the_clients_find_the_model_by_hand(world: World) -> None:
     # Clients 1 to 20 without 3; two of 19 are the worst tenth, rounded up.
-    found = Judge(world.pool).clients_accuracy(20)
+    found = Judge(world.pool).clients_accuracy(np.arange(1, 21))
     assert found["clients_mean"] == pytest.approx((210 - 3) / 19 / 100)
     assert found["clients_worst_tenth"] == pytest.approx((0.01 + 0.02) / 2)
 

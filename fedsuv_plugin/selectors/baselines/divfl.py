@@ -19,13 +19,14 @@ Departures
     Clients whose direction is not known get seats only when no others are left.
     Ties are broken at random.
 
-A selection costs O(online^2 sketch_dim), as facility location does.
+G is a sum over the online clients whose direction is known, not over all clients. Most of the work
+goes into their distances. These are kept, so that a selection costs O(changed clients sketch_dim)
+for the clients whose direction has changed since the last one. It costs O(online^2 sketch_dim) if
+the distances of all clients do not fit into `distances_budget_mb`.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +34,18 @@ import numpy as np
 
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
+from fedsuv_plugin.selectors.baselines.facility_location import (
+    BLOCK,
+    DistanceTable,
+    GainBounds,
+    distances,
+    facility_location,
+    stochastic_facility_location,
+)
 from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
 from fedsuv_plugin.selectors.signals import DIRECTION
 
 LARGEST = 1e30  # what arrives is clipped to this size, so that no square of it overflows
-BLOCK = 256  # columns of the distance matrix computed at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,12 @@ class DivflParams(Params):
         "last",
         "last: of a client's latest participation; fresh: all are asked every round",
         choices=("last", "fresh"),
+    )
+    distances_budget_mb: int = param(
+        512,
+        "memory for a table of all clients' distances (10,000 clients: 382), kept from round to "
+        "round; a larger table is not kept, and selections take longer",
+        low=0,
     )
 
 
@@ -90,6 +104,8 @@ class Divfl(Selector):
         self.cluster_size = np.zeros(n, np.int64)  # (n,) clients it represents; 0: not chosen
         self.distance = np.full(n, np.nan)  # (n,) to the nearest of the chosen
         self._sketch: Sketch | None = None
+        # Made when it is first needed. It follows from the sketches, so it is not in the state.
+        self._table: DistanceTable | None = None
 
     def probe(self, view: RoundView) -> Probe | None:
         rows = view.online
@@ -105,6 +121,8 @@ class Divfl(Selector):
             self.sketches = np.zeros((len(self.clients), self._sketch.width), np.float32)
         self.sketches[row] = np.clip(self._sketch(value), -LARGEST, LARGEST)
         self.known[row] = True
+        if self._table is not None:
+            self._table.forget(row)
 
     def update(self, outcome: RoundOutcome) -> None:
         if DIRECTION in outcome.signals:
@@ -116,20 +134,35 @@ class Divfl(Selector):
         known = self.known[view.online]
         rows = view.online[known]
         others = view.online[~known]
-        points = self._points(rows)
+        lengths = self._lengths(rows)
+        factors = shortening(lengths, longest_believed(lengths))
+        points = self.sketches[rows].astype(np.float64)
+        points *= factors[:, None]
+
+        def bounds() -> GainBounds:
+            if self._table is None:
+                self._table = DistanceTable(len(self.clients))
+            return self._table.renew(self.sketches, rows, factors, lengths * factors)
+
+        fits = DistanceTable.megabytes(len(self.clients)) <= self.params.distances_budget_mb
+        make_bounds = bounds if fits else None
         if self.params.greedy == "lazy":
-            chosen = facility_location(points, k, self.rng)
+            chosen = facility_location(points, k, self.rng, make_bounds)
         else:
-            chosen = stochastic_facility_location(points, k, self.params.epsilon, self.rng)
+            epsilon = self.params.epsilon
+            chosen = stochastic_facility_location(points, k, epsilon, self.rng, make_bounds)
         self._book_clusters(rows, points, chosen)
         more = others[best(np.zeros(len(others)), k - len(chosen), self.rng)]
         return np.concatenate([rows[chosen], more])
 
-    def _points(self, rows: np.ndarray) -> np.ndarray:
-        """The clients' sketches in float64, absurdly long ones shortened, (m, width)."""
-        points = self.sketches[rows].astype(np.float64)
-        lengths = np.linalg.norm(points, axis=1)
-        return points * shortening(lengths, longest_believed(lengths))[:, None]
+    def _lengths(self, rows: np.ndarray) -> np.ndarray:
+        """The lengths of the clients' sketches in float64, (m,)."""
+        lengths = np.empty(len(rows))
+        for start in range(0, len(rows), BLOCK):
+            part = slice(start, start + BLOCK)
+            sketches = self.sketches[rows[part]].astype(np.float64)
+            lengths[part] = np.linalg.norm(sketches, axis=1)
+        return lengths
 
     def _book_clusters(self, rows: np.ndarray, points: np.ndarray, chosen: np.ndarray) -> None:
         """Count the clients that each of the chosen represents: those it is the nearest to."""
@@ -147,6 +180,10 @@ class Divfl(Selector):
         `distance` (to the nearest of the chosen) is NaN where a client was offline or its
         direction is not known."""
         return {"cluster_size": self.cluster_size, "distance": self.distance, "known": self.known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._table = None
 
     def diagnostics(self) -> dict[str, Any]:
         covered = self.distance[np.isfinite(self.distance)]
@@ -176,71 +213,3 @@ class Sketch:
         if self._exact:
             return np.asarray(vector, np.float64)
         return np.bincount(self._place, weights=self._sign * vector, minlength=self.width)
-
-
-def distances(points: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Euclidean distances, (m, width) and (b, width) -> (m, b)."""
-    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * points @ others.T
-    return np.sqrt(np.maximum(squares, 0.0))
-
-
-def _far(points: np.ndarray) -> np.ndarray:
-    """The distance each point starts with before anybody is chosen, (m,).
-
-    It is at least as large as any distance between two points, so that the first pick brings
-    everyone nearer."""
-    return np.full(len(points), 2 * np.linalg.norm(points, axis=1).max(initial=0.0))
-
-
-def _gains(nearest: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """By how much each candidate would reduce the sum of distances, (m,) and (m, b) -> (b,)."""
-    return np.maximum(nearest[:, None] - apart, 0.0).sum(axis=0)
-
-
-def stochastic_facility_location(
-    points: np.ndarray, k: int, epsilon: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Positions of min(k, m) points, each the best of a random sample.
-
-    This is stochastic greedy: B. Mirzasoleiman et al., "Lazier Than Lazy Greedy", AAAI 2015."""
-    m = len(points)
-    k = min(k, m)
-    nearest = _far(points)  # (m,) distance of each point to the nearest of the chosen
-    left = np.arange(m)
-    chosen = np.empty(0, np.int64)
-    size = math.ceil(m / k * math.log(1 / epsilon)) if k else 0
-    while len(chosen) < k:
-        sample = rng.choice(left, min(max(size, 1), len(left)), replace=False)
-        apart = distances(points, points[sample])
-        winner = int(best(_gains(nearest, apart), 1, rng)[0])
-        nearest = np.minimum(nearest, apart[:, winner])
-        chosen = np.append(chosen, sample[winner])
-        left = left[left != sample[winner]]
-    return chosen
-
-
-def facility_location(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions of min(k, m) points, each the best of all that are left.
-
-    Gains only fall as more are chosen. A candidate's old gain is therefore an upper bound, and only
-    the candidate with the largest one needs a second look (lazy greedy)."""
-    m = len(points)
-    nearest = _far(points)  # (m,) distance of each point to the nearest of the chosen
-    tie = rng.permutation(m)
-    # (-gain, tie, position, how many were chosen when the gain was computed)
-    queue: list[tuple[float, int, int, int]] = []
-    for start in range(0, m, BLOCK):
-        gains = _gains(nearest, distances(points, points[start : start + BLOCK]))
-        for j, gain in enumerate(gains.tolist(), start):
-            queue.append((-gain, int(tie[j]), j, 0))
-    heapq.heapify(queue)
-    chosen: list[int] = []
-    while len(chosen) < min(k, m):
-        _, order, j, picks = heapq.heappop(queue)
-        apart = distances(points, points[j : j + 1])
-        if picks == len(chosen):
-            chosen.append(j)
-            nearest = np.minimum(nearest, apart[:, 0])
-        else:
-            heapq.heappush(queue, (-float(_gains(nearest, apart)[0]), order, j, len(chosen)))
-    return np.array(chosen, np.int64)

@@ -20,10 +20,12 @@ from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
 from fedsuv_plugin.selectors.base import RoundOutcome
-from fedsuv_plugin.selectors.baselines.divfl import (
-    Divfl,
-    DivflParams,
-    Sketch,
+from fedsuv_plugin.selectors.baselines import facility_location as location
+from fedsuv_plugin.selectors.baselines.divfl import Divfl, DivflParams, Sketch
+from fedsuv_plugin.selectors.baselines.facility_location import (
+    Centred,
+    DistanceBlocks,
+    DistanceTable,
     distances,
     facility_location,
     stochastic_facility_location,
@@ -109,6 +111,167 @@ def test_one_of_each_kind_is_chosen() -> None:
         assert sorted(kinds[rows].tolist()) == [0, 1, 2, 3]
         assert s.explain()["cluster_size"][rows].tolist() == [10] * 4
         assert s.diagnostics()["objective"] == pytest.approx(objective(directions, rows), rel=1e-5)
+
+
+# ---- bounds: they save work and change no pick
+
+
+def worlds(seed: int, n: int = 300) -> dict[str, np.ndarray]:
+    """Directions of n clients, (n, 40), of several kinds."""
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(n, 40))
+    centres = rng.normal(size=(7, 40))[rng.integers(7, size=n)]
+    return {
+        "spread": points,
+        "clusters": 10 * centres + points,
+        "equal": centres,
+        "some are zero": points * (rng.random((n, 1)) < 0.3),
+        "one is huge": points * np.where(np.arange(n) == 5, 1e30, 1.0)[:, None],
+        "much in common": 1000.0 + points,
+        "all are huge": 1e30 * points,
+        "all are tiny": 1e-25 * points,
+    }
+
+
+KINDS = list(worlds(0))
+
+
+@pytest.fixture
+def always_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are used for few points, too."""
+    monkeypatch.setattr(location, "FEW", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("greedy", ["lazy", "stochastic"])
+def test_picks_are_those_of_plain_greedy(
+    greedy: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        directions = worlds(seed)[kind]
+        picks = []
+        for few, budget in ((2**60, 512), (0, 512), (0, 0)):
+            monkeypatch.setattr(location, "FEW", few)
+            s = make(300, seed, greedy=greedy, distances_budget_mb=budget)
+            told(s, directions, range(280))
+            rng = np.random.default_rng(seed)
+            rows = []
+            for t in range(1, 6):
+                online = np.flatnonzero(rng.random(300) < 0.8)
+                rows.append(s.select(look(s.clients, t, online), 6).tolist())
+                told(s, directions[rng.permutation(300)], [*rows[-1], 280 + t])
+            picks.append((rows, s.diagnostics(), s.rng.bit_generator.state))
+        assert picks[0] == picks[1] == picks[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lower_bounds_of_distances_are_lower_and_close(kind: str) -> None:
+    points = worlds(1)[kind].astype(np.float32).astype(np.float64)
+    lengths = np.linalg.norm(points, axis=1)
+    centred = Centred.of(300, 40, points.__getitem__, float(lengths.max()))
+    lower = centred.lower_distances(slice(0, 300), slice(0, 300)).astype(np.float64)
+    exact = np.linalg.norm(points[:, None] - points, axis=2)
+    assert (lower <= exact).all()
+    # The error of a squared distance is at most 2 x 72 x 2^-24 of |x|^2 + |y|^2 about the centre.
+    reach = np.linalg.norm(points - points[::2].mean(axis=0), axis=1)
+    error = 1e-5 * (reach[:, None] ** 2 + reach**2) + 1e-12 * lengths.max() ** 2
+    assert (lower**2 >= exact**2 - error).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gain_is_larger_than_its_bound(kind: str) -> None:
+    points = worlds(2)[kind]
+    nearest = distances(points, points[[3, 50]]).min(axis=1)
+    gains = np.maximum(nearest[:, None] - distances(points, points), 0.0).sum(axis=0)
+    table = DistanceTable(300)
+    everyone = np.arange(300)
+    lengths = np.linalg.norm(points, axis=1)
+    known = table.renew(points, everyone, np.ones(300), lengths)
+    for bounds in (known, DistanceBlocks(points)):
+        assert (bounds.upper_gains(everyone, nearest) >= gains).all()
+
+
+def test_only_distances_of_changed_directions_are_computed(
+    always_bounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = {"pairs": 0, "columns": 0}
+    lower_distances = Centred.lower_distances
+
+    def count_pairs(self: Centred, some: slice, others: slice) -> np.ndarray:
+        found = lower_distances(self, some, others)
+        computed["pairs"] += found.size
+        return found
+
+    def count_columns(points: np.ndarray, others: np.ndarray, *more: np.ndarray) -> np.ndarray:
+        computed["columns"] += len(others)
+        return distances(points, others, *more)
+
+    monkeypatch.setattr(Centred, "lower_distances", count_pairs)
+    monkeypatch.setattr(location, "distances", count_columns)
+    n = 600
+    rng = np.random.default_rng(0)
+    for greedy in ("lazy", "stochastic"):
+        s = told(make(n, greedy=greedy), rng.normal(size=(n, 40)))
+        for t in range(1, 5):
+            computed.update(pairs=0, columns=0)
+            rows = s.select(look(s.clients, t), 10)
+            # First every pair, once but for the blocks on the diagonal; later the cohort's pairs.
+            assert computed["pairs"] <= (n * n / 2 + 256 * n if t == 1 else 10 * n)
+            # The distances to a pick are needed in float64, and to few others.
+            assert computed["columns"] <= 3 * 10
+            s.update(done(t, rows, rng.normal(size=(10, 40))))
+        s.select(look(s.clients, 5), 10)
+        computed.update(pairs=0)
+        s.select(look(s.clients, 6, range(100, n)), 10)
+        assert computed["pairs"] == 0
+
+
+def test_the_table_follows_who_comes_who_changes_and_who_is_shortened() -> None:
+    n = 120
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(n, 8)).astype(np.float32)
+    table = DistanceTable(n)
+    for _ in range(30):
+        rows = np.flatnonzero(rng.random(n) < 0.6)
+        factors = np.where(rows < 20, rng.choice([0.5, 1.0], len(rows)), 1.0)
+        points = directions[rows].astype(np.float64) * factors[:, None]
+        table.renew(directions, rows, factors, np.linalg.norm(points, axis=1))
+        exact = np.linalg.norm(points[:, None] - points, axis=2)
+        lower = table._apart[np.ix_(rows, rows)]
+        assert (lower <= exact).all()
+        assert (lower >= exact - 0.02).all()
+        for row in rng.choice(n, 5, replace=False):
+            directions[row] = rng.normal(size=8)
+            table.forget(row)
+
+
+@pytest.mark.parametrize("greedy", ["lazy", "stochastic"])
+def test_resuming_after_any_round_gives_the_same_picks(always_bounds: None, greedy: str) -> None:
+    def play(s: Divfl, t: int) -> list[int]:
+        rng = np.random.default_rng(t)
+        rows = s.select(look(s.clients, t, np.flatnonzero(rng.random(80) < 0.7)), 8)
+        s.update(done(t, rows, rng.normal(size=(len(rows), 50))))
+        return rows.tolist()
+
+    directions = np.random.default_rng(0).normal(size=(80, 50))
+    directions[::3] = directions[0]
+    s = told(make(80, greedy=greedy), directions)
+    picks = []
+    states = []
+    for t in range(1, 9):
+        states.append(safe_pickle.dumps(s.state_dict()))
+        picks.append(play(s, t))
+    for begin, state in enumerate(states, 1):
+        # Neither a new selector nor one with another past is led astray.
+        for resumed in (make(80, seed=5, greedy=greedy), s):
+            resumed.load_state_dict(safe_pickle.loads(state))
+            assert [play(resumed, t) for t in range(begin, 9)] == picks[begin - 1 :]
+
+
+def test_a_checkpoint_holds_no_table(always_bounds: None) -> None:
+    s = told(make(300), np.random.default_rng(0).normal(size=(300, 5)))
+    s.select(look(s.clients), 5)
+    assert len(safe_pickle.dumps(s.state_dict())) < 300 * 300
 
 
 # ---- compression
