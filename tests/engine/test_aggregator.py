@@ -110,6 +110,44 @@ def test_the_view_of_a_round_is_built_once(job: MakeJob, monkeypatch: pytest.Mon
         assert first.clients is view.clients
 
 
+class Streaming(Listener):
+    """Asks twice a round for directions, and takes them one by one."""
+
+    name = "streaming"
+    needs = frozenset({DIRECTION})
+    probes = frozenset({DIRECTION})
+    received: list[tuple[int, int, np.ndarray]] = []  # rounds before, row, direction
+
+    def probe(self, view: RoundView) -> Probe | None:
+        first = view.probe is None
+        rows = view.online[[3, 1]] if first else view.online[:1]
+        return Probe(DIRECTION, rows, one_by_one=True, more=first)
+
+    def receive(self, row: int, value: np.ndarray) -> None:
+        self.received.append((len(self.views), row, value))
+
+
+def test_answers_come_one_by_one_in_order_and_the_selector_may_ask_again(
+    job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen(monkeypatch, Streaming)
+    monkeypatch.setattr(Streaming, "received", [])
+    run(job(sample_mode="streaming", rounds=2, overcommitment=1.0))
+    heard = [(before, row) for before, row, _ in Streaming.received]
+    assert heard == [(0, 3), (0, 1), (0, 0), (1, 3), (1, 1), (1, 0)]
+    first = Streaming.views[0]
+    assert first.seats == 4
+    assert first.probe is not None
+    assert first.probe.rows.tolist() == [0]  # of the second probe
+    assert first.probe.values.shape == (1, 0)
+    # The probe trains as the round does: the first cohort's directions come out again.
+    outcome = Streaming.outcomes[0]
+    trained = dict(zip(outcome.rows.tolist(), outcome.signals[DIRECTION], strict=True))
+    for before, row, value in Streaming.received:
+        if before == 0:
+            np.testing.assert_allclose(trained[row], value, atol=1e-6)
+
+
 # ---- cohorts
 
 
