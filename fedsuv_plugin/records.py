@@ -149,6 +149,7 @@ class RunDirectory:
         """A new directory <log_path>/<job_name>/<time stamp> with the job, resolved.
 
         A second one in the same second gets a number."""
+        resolved = resolve(job)  # a job that is refused leaves no directory behind
         parent = Path(job.config.log_path).expanduser() / job.config.job_name
         stamp = time_stamp or datetime.now().strftime("%Y%m%d-%H%M%S")
         for name in [stamp, *(f"{stamp}-{n}" for n in range(2, 1000))]:
@@ -159,7 +160,7 @@ class RunDirectory:
                 raise UserError(
                     f"{parent / name}: this run directory exists already; pass another time_stamp"
                 )
-        run = cls(parent / name, resolve(job))
+        run = cls(parent / name, resolved)
         job_conf = [{key: value} for key, value in run.job.flat().items()]
         content = {**run.job.cluster, "job_conf": job_conf}
         _write(run.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
