@@ -37,7 +37,7 @@ from scipy.spatial import Delaunay, QhullError, cKDTree
 
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import param
-from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, best
+from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundView, best
 from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
 
 MARGIN = 1e-6  # a local function takes opinions no nearer than this to 0 and 1
@@ -230,7 +230,6 @@ class BPUCB(TimeSlotSelector):
         "sweeps",
         "converged",
     )
-    opinions_first = True
 
     def __init__(self, params: BPUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -266,7 +265,11 @@ class BPUCB(TimeSlotSelector):
         self.score = self.opinion_mean + self.belief / len(self.clients) + bonus
         return online[best(self.score[online], k, self.rng)]
 
-    def hear_first(self, opinions: ProbeAnswer) -> None:
+    def opinions_before(self, view: RoundView) -> bool:
+        """Once, of the untrained model."""
+        return self.slot == 0 and not self.heard
+
+    def hear_before(self, opinions: ProbeAnswer) -> None:
         self._hear(opinions)
         self.opinion_mean = self.opinion.copy()
 
