@@ -132,16 +132,15 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def _begin(self, judgement: Judgement) -> Round:
         self.round += 1
         everyone = self.round <= self.config.warmup_rounds
-        seats = self.config.num_participants
-        if everyone:
-            seats = self.num_of_clients
-        elif self.config.round_deadline is None:
-            seats = int(seats * self.config.overcommitment)
+        cohort_size = self.config.num_participants
+        if self.config.round_deadline is None:
+            cohort_size = int(cohort_size * self.config.overcommitment)
         all_are_wanted = everyone or self.client_manager.free_cohort
         return Round(
             number=self.round,
             clock=self.global_virtual_clock,
-            seats=seats,
+            seats=self.num_of_clients if everyone else cohort_size,
+            cohort_size=cohort_size,
             wanted=None if all_are_wanted else self.config.num_participants,
             learning_rate=self.config.learning_rate_in(self.round),
             judgement=judgement,
@@ -188,7 +187,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             flat(model.parameters()) if needed else None,
             self._public_loss,
         )
-        view = self.client_manager.begin_round(now.seats, now.clock, facts)
+        view = self.client_manager.begin_round(now.seats, now.clock, facts, now.cohort_size)
 
         def ask(kind: str, clients: np.ndarray, keep: Keep) -> Mapping[int, np.ndarray]:
             if kind == OPINIONS:
