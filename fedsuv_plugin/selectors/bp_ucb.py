@@ -115,15 +115,18 @@ class Graph:
         (the hops to the farthest client), and few searches settle the largest (F. W. Takes,
         W. A. Kosters, CIKM 2011)."""
         matrix = self.matrix()
-        low = np.zeros(self.n)  # bounds of the eccentricities
-        high = np.full(self.n, np.inf)
-        client = central
+        if self.n > EXACT_DIAMETER:
+            return int(2 * dijkstra(matrix, indices=central, unweighted=True).max())
+        # Bounds of the eccentricities. That of a client linked to everyone is 1, all others' are
+        # more; where there is such a client, a search from it settles the rest of a crowded graph.
+        linked_to_all = np.bincount(self.source, minlength=self.n) == self.n - 1
+        low = np.where(linked_to_all, min(1.0, self.n - 1), 2.0)
+        high = np.where(linked_to_all, low, np.inf)
+        client = int(np.argmax(linked_to_all)) if linked_to_all.any() else central
         take_highest = True
         while low.max() < high.max():
             hops = dijkstra(matrix, indices=client, unweighted=True)
             farthest = hops.max()
-            if self.n > EXACT_DIAMETER:
-                return int(2 * farthest)
             low = np.maximum(low, np.maximum(hops, farthest - hops))
             high = np.minimum(high, farthest + hops)
             low[client] = high[client] = farthest

@@ -220,6 +220,34 @@ def test_a_disconnected_graph_is_refused() -> None:
         make(20, radius_km=0.01)
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(n=st.integers(1, 40), seed=st.integers(0, 10**6), radius=st.floats(0.5, 1.5))
+def test_the_diameter_of_a_crowded_graph(n: int, seed: int, radius: float) -> None:
+    points = np.random.default_rng(seed).random((n, 2))
+    graph = neighbour_graph(points, max(radius, connecting_radius(points)))
+    hops = shortest_path(graph.matrix(), unweighted=True) if n > 1 else np.zeros((1, 1))
+    assert graph.diameter(0) == hops.max()
+
+
+def test_a_client_linked_to_everyone_settles_the_diameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 200 clients within reach of one in the middle: without it every client would be searched from.
+    angle = np.linspace(0, 2 * np.pi, 200, endpoint=False)
+    points = np.vstack([np.column_stack([np.cos(angle), np.sin(angle)]), [[0.0, 0.0]]])
+    graph = neighbour_graph(points, 1.0 + 1e-9)
+    searches: list[int] = []
+    original = module.dijkstra
+
+    def counted(matrix: Any, indices: int, unweighted: bool) -> np.ndarray:
+        searches.append(indices)
+        return original(matrix, indices=indices, unweighted=unweighted)
+
+    monkeypatch.setattr(module, "dijkstra", counted)
+    assert graph.diameter(0) == 2
+    assert searches == [200]
+    assert neighbour_graph(points, 3.0).diameter(0) == 1
+    assert len(searches) == 1
+
+
 def test_an_almost_vertical_line_of_clients() -> None:
     rng = np.random.default_rng(3)
     points = np.column_stack([0.5 + 1e-15 * rng.normal(size=60), rng.random(60)])
