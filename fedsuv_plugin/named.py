@@ -142,16 +142,27 @@ class Required(NamedTuple):
     needs: frozenset[str]
     probes: frozenset[str]
 
+    @property
+    def signals(self) -> frozenset[str]:
+        return self.needs | self.probes
 
-def required(name: str, params_of: ParamsOf) -> Required:
-    """What the selector `name` and the one it is put around ask for; nothing for a foreign one."""
+
+def requirements(name: str, params_of: ParamsOf) -> dict[str, Required]:
+    """What the selector `name` asks for, and the one it is put around; empty for a foreign one."""
     selector = selector_class(name)
     if selector is None:
-        return Required(frozenset(), frozenset())
+        return {}
     params = params_of(name)
-    own = Required(selector.required(params), selector.probes)
+    own = {name: Required(selector.required(params), selector.probes)}
     inner = inner_of(selector, params)
-    if inner is None:
-        return own
-    others = required(inner[0], params_of)
-    return Required(own.needs | others.needs, own.probes | others.probes)
+    return own if inner is None else own | requirements(inner[0], params_of)
+
+
+def required(name: str, params_of: ParamsOf) -> Required:
+    """What the selector `name` and the one it is put around ask for together."""
+    nothing: frozenset[str] = frozenset()
+    asks = requirements(name, params_of).values()
+    return Required(
+        nothing.union(*(each.needs for each in asks)),
+        nothing.union(*(each.probes for each in asks)),
+    )

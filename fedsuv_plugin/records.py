@@ -143,6 +143,7 @@ class RunDirectory:
         """A new directory <log_path>/<job_name>/<selector>-s<seed>-<time stamp>.
 
         A second one in the same second gets a number."""
+        job = resolve(job)  # a job that is refused leaves no directory behind
         config = job.config
         parent = Path(config.log_path).expanduser() / config.job_name
         stamp = time_stamp or datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -11,8 +11,9 @@ from typing import Any
 
 from fedsuv_plugin import named
 from fedsuv_plugin.config.job import Job
+from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import Params
-from fedsuv_plugin.selectors.signals import SHARES
+from fedsuv_plugin.selectors.signals import SHARES, Signal
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,11 @@ class ResolvedJob(Job):
 
 
 def resolve(job: Job) -> ResolvedJob:
-    """Settle what the job file leaves to the selector. A resolved job stays as it is."""
+    """Settle what the job file leaves to the selector. A resolved job stays as it is.
+
+    A job that keeps no data for a signal of its selector is refused."""
     wanted = named.required(job.config.sample_mode, job.params_of)
-    config = replace(job.config, **_kept_shares(job, wanted.needs | wanted.probes))
+    config = replace(job.config, **_kept_shares(job, wanted.signals))
     params = {**job.selector_params, **_params_in_use(job)}
     return ResolvedJob(config, params, job.extra, job.cluster, job.source, wanted.needs)
 
@@ -44,12 +47,27 @@ def _params_in_use(job: Job) -> dict[str, Params]:
 def _kept_shares(job: Job, wanted: frozenset[str]) -> dict[str, Any]:
     """The shares of the data that are kept from training, as the job says or the selector needs."""
     kept = {}
-    for key, (signal, default) in SHARES.items():
+    for key, signal in SHARES.items():
         given = getattr(job.config, key)
-        kept[key] = given if given is not None else default * (signal in wanted)
-    if job.config.public_data_set is not None:
-        kept["public_fraction"] = 0.0  # the public set comes from elsewhere: clients keep theirs
+        if signal.instead is not None and getattr(job.config, signal.instead) is not None:
+            kept[key] = 0.0  # the data comes from elsewhere: clients keep theirs
+        elif given is None:
+            kept[key] = signal.default_share * (signal.name in wanted)
+        elif given == 0 and signal.name in wanted:
+            raise UserError(_nothing_kept(job, signal))
+        else:
+            kept[key] = given
     return kept
+
+
+def _nothing_kept(job: Job, signal: Signal) -> str:
+    """Why a job is refused that keeps no data for a signal of its selector."""
+    asks = named.requirements(job.config.sample_mode, job.params_of)
+    who = next(name for name, required in asks.items() if signal.name in required.signals)
+    other = "" if signal.instead is None else f" or a {signal.instead}"
+    return (
+        f"{signal.share}: expected more than 0{other}, because {who} needs {signal.name}, got 0.0"
+    )
 
 
 WORDS = {  # what each share is of, and for

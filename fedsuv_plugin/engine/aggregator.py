@@ -140,14 +140,15 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
     def _begin(self, judgement: Judgement) -> Round:
         self.round += 1
         everyone = self.round <= self.config.warmup_rounds
-        seats = self.num_of_clients if everyone else self.config.num_participants
-        if not everyone and self.config.round_deadline is None:
-            seats = int(seats * self.config.overcommitment)
+        cohort_size = self.config.num_participants
+        if self.config.round_deadline is None:
+            cohort_size = int(cohort_size * self.config.overcommitment)
         all_are_wanted = everyone or self.client_manager.free_cohort
         return Round(
             number=self.round,
             clock=self.global_virtual_clock,
-            seats=seats,
+            seats=self.num_of_clients if everyone else cohort_size,
+            cohort_size=cohort_size,
             wanted=None if all_are_wanted else self.config.num_participants,
             learning_rate=self.config.learning_rate_in(self.round),
             judgement=judgement,
@@ -188,13 +189,10 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         if self._public_loss is not None:
             self._public_loss.follow(model)
         needed = self.job.needs & {DIRECTION, WEIGHTS, PUBLIC_LOSS}
-        facts = ModelFacts(
-            now.judgement.accuracy,
-            now.judgement.loss,
-            flat(model.parameters()) if needed else None,
-            self._public_loss,
-        )
-        view = self.client_manager.begin_round(now.seats, now.clock, facts)
+        weights = flat(model.parameters()) if needed else None
+        judgement = now.judgement
+        facts = ModelFacts(judgement.accuracy, judgement.loss, weights, self._public_loss)
+        view = self.client_manager.begin_round(now.seats, now.clock, facts, now.cohort_size)
 
         def ask(kind: str, clients: np.ndarray, keep: Keep) -> Mapping[int, np.ndarray]:
             if kind == OPINIONS:

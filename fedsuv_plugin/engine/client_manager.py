@@ -32,12 +32,7 @@ from fedsuv_plugin.engine.feedback import (
 from fedsuv_plugin.engine.roster import Roster, wanted_clients
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.selectors.base import (
-    ProbeAnswer,
-    RoundView,
-    Selector,
-    bad_pick,
-)
+from fedsuv_plugin.selectors.base import ProbeAnswer, RoundView, Selector, bad_pick
 from fedsuv_plugin.traces.clock import Work
 from fedsuv_plugin.traces.population import Population, load_population
 
@@ -173,8 +168,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
 
     # ---- one round
 
-    def begin_round(self, seats: int, clock: float, model: ModelFacts) -> RoundView:
-        """The one view of the round that comes next."""
+    def begin_round(
+        self, seats: int, clock: float, model: ModelFacts, cohort_size: int | None = None
+    ) -> RoundView:
+        """The one view of the round that comes next; without a `cohort_size` it is the seats."""
         self._learn()
         online = self._online(clock)
         return RoundView(
@@ -184,6 +181,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             online=online,
             clients=self.clients,
             seats=min(seats, len(online)),
+            cohort_size=seats if cohort_size is None else cohort_size,
             accuracy=model.accuracy,
             test_loss=model.loss,
             weights=model.weights,

@@ -62,7 +62,9 @@ class ForeignManager:
         info: dict[str, int] = self._manager.getDataInfo()
         return info
 
-    def begin_round(self, seats: int, clock: float, model: ModelFacts) -> RoundView:
+    def begin_round(
+        self, seats: int, clock: float, model: ModelFacts, cohort_size: int | None = None
+    ) -> RoundView:
         """A view that shows the clock and nobody: the manager looks for itself."""
         nobody = np.zeros(0, np.int64)
         none = np.zeros(0)

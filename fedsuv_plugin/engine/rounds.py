@@ -28,6 +28,7 @@ class Round:
     number: int  # 1, 2, ...
     clock: float  # virtual seconds since the job began
     seats: int  # how many clients are asked
+    cohort_size: int  # how many that is outside a warm-up
     wanted: int | None  # how many of them are aggregated; none: all who make it
     learning_rate: float
     judgement: Judgement  # of the model it begins with

@@ -74,6 +74,9 @@ class RoundView:
     clients: ClientTable
     probe: ProbeAnswer | None = None
     seats: int | None = None  # the k of the coming `select`, where it is known
+    # The clients that a round of this job asks, where that is known: unlike `seats` it is neither
+    # cut to those online nor raised in a warm-up.
+    cohort_size: int | None = None
     accuracy: float | None = None  # of the current global model, where it was evaluated
     test_loss: float | None = None
     # (p,) float32, the global parameters, if DIRECTION, WEIGHTS or PUBLIC_LOSS is needed.

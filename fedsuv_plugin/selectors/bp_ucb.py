@@ -12,9 +12,12 @@ Departures
       constant; here it is the binary pairwise model that appendix B analyses: states -1 (not
       selected) and +1 (selected), local function (1 - r^2, r^2), compatibility exp(J s_i s_n) with
       J = -C d^beta, d in km.
+    - The local function takes opinions no nearer than 1e-6 to 0 and 1, where it would rule out a
+      state whatever the neighbours say.
     - Messages are halved log-odds (eq. 28), which stay finite however strong the coupling.
     - Neighbours are all within `radius_km`, by default 1.1 times the longest edge of the minimum
       spanning tree, so that the graph is connected; the paper does not say who links to whom.
+      Where groups are far apart that links nearly everyone, which is logged and recorded.
     - Gossip, which takes as many exchanges as the graph's diameter and ends with the exact ranking,
       is replaced by a sort; its messages are counted.
     - Past 10,000 clients twice the eccentricity of a central client stands in for the diameter.
@@ -27,6 +30,8 @@ Departures
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +42,16 @@ from scipy.spatial import Delaunay, QhullError, cKDTree
 
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import param
-from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, best
+from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundView, best
 from fedsuv_plugin.selectors.time_slots import SlotParams, TimeSlotSelector
 
 MARGIN = 1e-6  # a local function takes opinions no nearer than this to 0 and 1
 SLACK = 1.1  # the default radius, in units of the smallest that connects everyone
 EXACT_DIAMETER = 10_000  # clients up to which the diameter is exact
+NEAR = 8  # nearest neighbours of a client that may be linked to it in the spanning tree
+# Neighbours per client, on average, past which the graph is called crowded. Clients anywhere in the
+# square have 10 to 20.
+CROWDED = 100
 NO_OPINION = 0.5  # the opinion of all clients before anyone has told one
 
 
@@ -77,6 +86,11 @@ class Graph:
     km: np.ndarray  # (2m,) length
     reverse: np.ndarray  # (2m,) number of the same link's other edge
 
+    @property
+    def neighbours(self) -> float:
+        """Per client, on average."""
+        return len(self.source) / max(1, self.n)
+
     @classmethod
     def of_pairs(cls, pairs: np.ndarray, km: np.ndarray, n: int) -> Graph:
         m = len(pairs)
@@ -101,15 +115,18 @@ class Graph:
         (the hops to the farthest client), and few searches settle the largest (F. W. Takes,
         W. A. Kosters, CIKM 2011)."""
         matrix = self.matrix()
-        low = np.zeros(self.n)  # bounds of the eccentricities
-        high = np.full(self.n, np.inf)
-        client = central
+        if self.n > EXACT_DIAMETER:
+            return int(2 * dijkstra(matrix, indices=central, unweighted=True).max())
+        # Bounds of the eccentricities. That of a client linked to everyone is 1, all others' are
+        # more; where there is such a client, a search from it settles the rest of a crowded graph.
+        linked_to_all = np.bincount(self.source, minlength=self.n) == self.n - 1
+        low = np.where(linked_to_all, min(1.0, self.n - 1), 2.0)
+        high = np.where(linked_to_all, low, np.inf)
+        client = int(np.argmax(linked_to_all)) if linked_to_all.any() else central
         take_highest = True
         while low.max() < high.max():
             hops = dijkstra(matrix, indices=client, unweighted=True)
             farthest = hops.max()
-            if self.n > EXACT_DIAMETER:
-                return int(2 * farthest)
             low = np.maximum(low, np.maximum(hops, farthest - hops))
             high = np.minimum(high, farthest + hops)
             low[client] = high[client] = farthest
@@ -176,22 +193,66 @@ def local_field(opinion: np.ndarray) -> np.ndarray:
 
 
 def connecting_radius(points: np.ndarray) -> float:
-    """The smallest radius that connects all points: the longest edge of their spanning tree."""
+    """The smallest radius that connects all points: the longest edge of their spanning tree.
+
+    The longest edge of some spanning tree is that radius if no shorter edge joins the two parts
+    that the tree would fall into without it. Otherwise the shorter edge takes its place."""
     points = np.unique(points, axis=0)
     if len(points) < 2:
         return 0.0
-    try:
-        # The edges of the minimum spanning tree are among those of the Delaunay triangles.
+    pairs, lengths = _short_tree(points)
+    while True:
+        longest = int(np.argmax(lengths))
+        kept = np.delete(pairs, longest, axis=0)
+        _, part = connected_components(
+            _matrix(kept, np.ones(len(kept)), len(points)), directed=False
+        )
+        shortest = _closest(points, part == 0)
+        length = float(_distances(points, shortest[None])[0])
+        if length >= lengths[longest]:
+            return float(lengths[longest])
+        pairs[longest] = shortest
+        lengths[longest] = length
+
+
+def _short_tree(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A spanning tree of the points, nearly or exactly the minimum one: pairs (m, 2), lengths (m,).
+
+    The minimum spanning tree is part of the Delaunay triangulation. Qhull drops points that are
+    almost on a line or almost equal, so each point's nearest neighbours are candidates as well, and
+    the chain of all points along their main direction, which connects everyone in any case."""
+    n = len(points)
+    centred = points - points.mean(axis=0)
+    _, directions = np.linalg.eigh(centred.T @ centred)
+    chain = np.argsort(centred @ directions[:, -1], kind="stable")
+    near = min(NEAR, n - 1)
+    _, nearest = cKDTree(points).query(points, near + 1)
+    edges = [
+        np.column_stack([chain[:-1], chain[1:]]),
+        np.column_stack([np.repeat(np.arange(n), near + 1), nearest.reshape(-1)]),
+    ]
+    with suppress(QhullError):  # all points are on a line
         corners = Delaunay(points).simplices
-        edges = np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]])
-        pairs = np.unique(np.sort(edges, axis=1), axis=0)
-    except QhullError:
-        # All points are on a line, where `unique` has put neighbours side by side.
-        pairs = np.column_stack([np.arange(len(points) - 1), np.arange(1, len(points))])
-    lengths = _distances(points, pairs)
-    graph = coo_array((lengths, (pairs[:, 0], pairs[:, 1])), (len(points), len(points)))
-    tree = minimum_spanning_tree(graph.tocsr())
-    return float(tree.data.max())
+        edges += [corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]
+    pairs = np.unique(np.sort(np.concatenate(edges), axis=1), axis=0)
+    pairs = pairs[pairs[:, 0] < pairs[:, 1]]  # a point is its own nearest neighbour
+    tree = minimum_spanning_tree(_matrix(pairs, _distances(points, pairs), n)).tocoo()
+    return np.column_stack([tree.row, tree.col]), tree.data
+
+
+def _closest(points: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """The two nearest points, one in a part (n,) and one outside it, as their numbers (2,)."""
+    inside = np.flatnonzero(part)
+    outside = np.flatnonzero(~part)
+    few, many = sorted([inside, outside], key=len)
+    away, nearest = cKDTree(points[many]).query(points[few])
+    first = int(np.argmin(away))
+    return np.array([few[first], many[nearest[first]]])
+
+
+def _matrix(pairs: np.ndarray, values: np.ndarray, n: int) -> Any:
+    """Sparse, (n, n): the value of each pair (m, 2) in its place."""
+    return coo_array((values, (pairs[:, 0], pairs[:, 1])), (n, n)).tocsr()
 
 
 def _distances(points: np.ndarray, pairs: np.ndarray) -> np.ndarray:
@@ -202,7 +263,11 @@ def neighbour_graph(km: np.ndarray, radius: float | None) -> Graph:
     """Everyone within the radius is a neighbour. A radius that leaves someone out is an error."""
     needed = connecting_radius(km)
     reach = SLACK * needed if radius is None else radius
-    pairs = cKDTree(km).query_pairs(reach, output_type="ndarray").astype(np.int64)
+    tree = cKDTree(km)
+    # Counted first, because listing the links of a crowded graph takes long and much memory.
+    links = (int(tree.count_neighbors(tree, reach)) - len(km)) // 2
+    _warn_if_crowded(links, len(km), reach)
+    pairs = tree.query_pairs(reach, output_type="ndarray").astype(np.int64)
     graph = Graph.of_pairs(pairs, _distances(km, pairs), len(km))
     parts = int(connected_components(graph.matrix(), directed=False)[0])
     if parts > 1:
@@ -211,6 +276,19 @@ def neighbour_graph(km: np.ndarray, radius: float | None) -> Graph:
             f"each other; expected at least {needed:.4g}, or none"
         )
     return graph
+
+
+def _warn_if_crowded(links: int, n: int, reach: float) -> None:
+    if 2 * links > CROWDED * n:
+        logging.warning(
+            "bp_ucb: the %d clients have %.0f neighbours each on average, %d links in all, because "
+            "everyone within %.3g km is one, as it must be where groups of clients are far apart; "
+            "time and memory grow with the links",
+            n,
+            2 * links / n,
+            links,
+            reach,
+        )
 
 
 class BPUCB(TimeSlotSelector):
@@ -230,7 +308,6 @@ class BPUCB(TimeSlotSelector):
         "sweeps",
         "converged",
     )
-    opinions_first = True
 
     def __init__(self, params: BPUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -266,7 +343,11 @@ class BPUCB(TimeSlotSelector):
         self.score = self.opinion_mean + self.belief / len(self.clients) + bonus
         return online[best(self.score[online], k, self.rng)]
 
-    def hear_first(self, opinions: ProbeAnswer) -> None:
+    def opinions_before(self, view: RoundView) -> bool:
+        """Once, of the untrained model."""
+        return self.slot == 0 and not self.heard
+
+    def hear_before(self, opinions: ProbeAnswer) -> None:
         self._hear(opinions)
         self.opinion_mean = self.opinion.copy()
 
@@ -299,4 +380,6 @@ class BPUCB(TimeSlotSelector):
             "bp_converged": self.converged,
             "exchanges": self._exchanges,
             "messages": len(self._graph.source) * self._exchanges,
+            "neighbours": self._graph.neighbours,
+            "crowded": self._graph.neighbours > CROWDED,
         }

@@ -13,6 +13,7 @@ Departures
     - R of the empty set, which has no average model, is that of a model with all parameters 0: its
       scores are all equal, so with cross-entropy R is -ln(classes), that of a uniform guess.
     - A loss that is not finite counts as 1e6.
+    - Nobody is filtered in round one: no client has been seen, so everyone passes.
     - Clients are visited in the order of their rows.
     - R is taken with the buffers (BatchNorm's statistics) of the current global model, because
       they are no part of an update.
@@ -20,8 +21,9 @@ Departures
       never seen passes.
     - `weights: fresh` has every available client train first, as the analysis assumes; one that
       does not answer passes.
-    - An update longer than 10 times the median of the updates at hand is shortened to that: it
-      still spoils the average, but the running sums keep the digits of the other clients.
+    - An update longer than 10 times the median of those at hand that are not 0 is shortened to
+      that: it still spoils the average, but the running sums keep the digits of the others.
+    - Updates are kept in single precision, with each entry clipped to at most 1e30 in size.
     - The client's own training (FedAvg, FedProx) is the job's business and changes nothing here.
     - If nobody is filtered in, everybody is.
     - Without a public set (FedScale's own aggregator) everybody passes.
@@ -135,7 +137,10 @@ class Filfl(Selector):
             self.updates.clear()
             return Probe(WEIGHTS, view.online, one_by_one=True, more=True)
         self._settle(view)
-        question = self.inner.probe(self._inner_view(view))
+        question = None
+        if view.seats is None or len(self.filtered) > view.seats:
+            # Otherwise all of them are the cohort, and the inner selector has nothing to choose.
+            question = self.inner.probe(self._inner_view(view))
         self._inner_asks = question is not None
         return question
 
@@ -355,6 +360,7 @@ class Updates:
 
     def clear(self) -> None:
         self._slot[:] = -1
+        self._count = 0  # clients of whom there is an update
         self._memory: list[np.ndarray] = []
         self._file: np.ndarray | None = None
 
@@ -367,7 +373,8 @@ class Updates:
         own = np.array(update, np.float32)
         room = self._budget // max(1, own.nbytes)
         if self._slot[row] < 0:
-            self._slot[row] = np.count_nonzero(self.known)
+            self._slot[row] = self._count
+            self._count += 1
         slot = int(self._slot[row])
         self._length[row] = length(own)
         if slot >= room:
@@ -393,9 +400,11 @@ class Updates:
         return np.asarray(self._file[slot - len(self._memory)])
 
     def of(self, rows: np.ndarray) -> Sequence[np.ndarray]:
-        """The updates of these rows, none absurdly long; each is read only when it is looked at."""
+        """The updates of these rows, none absurdly long; each is read only when it is looked at.
+
+        Updates of length 0 say nothing about how long one should be."""
         lengths = self._length[rows]
-        factors = shortening(lengths, longest_believed(lengths))
+        factors = shortening(lengths, longest_believed(lengths[lengths > 0]))
         return _Lazy(lambda i: self._get(int(rows[i])) * np.float32(factors[i]), len(rows))
 
     def state(self) -> tuple[np.ndarray, list[np.ndarray]]:

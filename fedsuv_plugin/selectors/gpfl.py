@@ -14,6 +14,9 @@ Departures
       optimizer).
     - The initial probe counts as asking each client once, and is no round.
     - The first cohort has the largest projections.
+    - Later cohorts have the largest u, as the text says; algorithm 1 prints that C is sorted.
+    - mu and u are computed for all clients in every round, not only for those who took part.
+    - C is not passed to FedAvg: how updates are weighted is the job's business.
     - Eq. (8) has its sign as printed: where the accuracy did not change, a rising loss raises the
       reward, although the prose says the opposite.
     - The exponents of eq. (8) are clipped.
@@ -26,7 +29,7 @@ Departures
       second time for their projections, and only the longest that fit can be shortened in the
       first g.
     - A client that joins later, or whose probe failed, starts with the median projection, and the
-      mean of its rewards runs over the rounds since.
+      mean of its rewards runs over the rounds since; before there is one it is its softmax(C).
     - Ties are broken at random.
 """
 
@@ -188,7 +191,12 @@ class Gpfl(Selector):
         return self._reward_mean() + self.alpha * np.sqrt(2 * math.log(n) / (1 + self.asked))
 
     def _reward_mean(self) -> np.ndarray:
-        return self.reward_sum / np.maximum(self.rounds, 1)
+        """The mean of mu over the rounds since a client joined; without any, its current mu."""
+        mean = self.reward_sum / np.maximum(self.rounds, 1)
+        new = self.rounds == 0
+        if new.any():
+            mean[new] = softmax(self.projection)[new]
+        return mean
 
     def update(self, outcome: RoundOutcome) -> None:
         self._finish_start()

@@ -16,6 +16,12 @@ Departures
     - A new ball's centre, "the contextual point" of its parent in the paper, is the context before
       training of the participant whose context is nearest the reward.
     - Each chosen ball makes at most one new ball in a round.
+    - The reward of a ball is the mean context of its participants after training.
+    - In the warm-up everyone online takes part, and every relevant ball counts as chosen: it is
+      updated and may zoom.
+    - A chosen ball of which nobody answered is left as it is.
+    - Where nobody tells the untrained model's accuracy before the first round, the first answer
+      that comes stands in for it, for those who have not taken part by then.
     - The energy score is 1 - energy / largest energy of all clients (`energy: trace`), or as in the
       paper's experiment uniform on [0.5, 1] and fixed (`energy: uniform`).
     - Everyone on the Pareto front is asked, as in the paper, unless `max_clients` limits that.
@@ -23,6 +29,7 @@ Departures
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +38,9 @@ import numpy as np
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY
+
+# Distances between clients and balls come in pieces of this size, which a cache can hold.
+PIECE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class PCZFL(Selector):
     probes = frozenset({INTERVIEW_ACCURACY})
     Params = PCZFLParams
     free_cohort = True
-    state = ("context", "started", "ball", "centre", "radius", "mean", "count")
+    state = ("context", "started", "took_part", "ball", "centre", "radius", "mean", "count")
 
     def __init__(self, params: PCZFLParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -77,6 +87,7 @@ class PCZFL(Selector):
             score = trace_scores(clients.energy)
         self.context = np.column_stack([np.zeros(n), score])  # (n, 2)
         self.started = False  # the untrained model's accuracy is known
+        self.took_part = np.zeros(n, bool)  # (n,) the accuracy is that of the client's own model
         self.ball = np.zeros(n, np.int64)  # (n,) the ball in whose domain each client is
         self.centre = np.array([[0.5, 0.5]])  # (b, 2)
         self.radius = np.array([np.sqrt(0.5)])  # (b,)
@@ -102,8 +113,7 @@ class PCZFL(Selector):
     def select(self, view: RoundView, k: int) -> np.ndarray:
         self._begin()
         if not self.started and view.probe is not None and len(view.probe.values):
-            self.context[:, 0] = float(np.clip(view.probe.values[0], 0, 1))
-            self.started = True
+            self._start(float(np.clip(view.probe.values[0], 0, 1)))
         relevant = np.unique(self.ball[view.online])  # Alg. 1, line 6
         self._significance[relevant] = self._significances(relevant)
         warm_up = view.round <= self.params.warmup_rounds
@@ -117,6 +127,13 @@ class PCZFL(Selector):
             return rows
         return rows[best(self.context[rows].sum(axis=1), limit, self.rng)]
 
+    def _start(self, accuracy: float) -> None:
+        """Everyone who has not taken part yet has the untrained model's accuracy."""
+        rows = np.flatnonzero(~self.took_part)
+        self.context[rows, 0] = accuracy
+        self.ball[rows] = self._owners(self.context[rows], len(self.count))
+        self.started = True
+
     def _uncertainty(self) -> np.ndarray:
         """u_B = sqrt(2 A_B / N_B), (b,); infinite where there is no reward yet."""
         with np.errstate(divide="ignore"):
@@ -125,8 +142,13 @@ class PCZFL(Selector):
     def _significances(self, balls: np.ndarray) -> np.ndarray:
         """Eq. (5) for balls (m,): r + min over all balls B' of (UCB of B' + distance), (m, 2)."""
         bounds = self.mean + (self._uncertainty() + self.radius)[:, None]  # eq. (4), (b, 2)
-        apart = np.linalg.norm(self.centre[balls, None] - self.centre[None], axis=2)  # (m, b)
-        return self.radius[balls, None] + (bounds[None] + apart[:, :, None]).min(axis=1)
+        found = np.empty((len(balls), 2))
+        for piece in _pieces(len(balls), len(bounds)):
+            apart = distances(self.centre[balls[piece]], self.centre)  # (p, b)
+            for objective in (0, 1):
+                nearest = (bounds[:, objective] + apart).min(axis=1)
+                found[piece, objective] = self.radius[balls[piece]] + nearest
+        return found
 
     # ---- learning
 
@@ -137,46 +159,69 @@ class PCZFL(Selector):
             return
         before = self.context[rows]
         after = np.column_stack([np.clip(told[outcome.valid], 0, 1), before[:, 1]])
-        owner = self.ball[rows]
         old_balls = len(self.count)
-        for ball in np.unique(owner).tolist():
-            own = owner == ball
-            self._reward(ball, before[own], after[own])
+        self._reward(self.ball[rows], before, after)
         self.context[rows] = after
+        self.took_part[rows] = True
         self.ball[rows] = self._owners(after, old_balls)
-        for new_ball in range(old_balls, len(self.count)):
-            self._claim(new_ball)
+        self._claim(np.arange(old_balls, len(self.count)))
 
-    def _reward(self, ball: int, before: np.ndarray, after: np.ndarray) -> None:
-        """Lines 10-18 for one chosen ball: add a new ball if it zooms, then take in the reward.
+    def _reward(self, owner: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+        """Lines 10-18: chosen balls that zoom add a new ball, then each takes in its reward.
 
-        `before` and `after` are the contexts (m, 2) of its participants."""
-        reward = after.mean(axis=0)
-        if self._uncertainty()[ball] <= self.radius[ball]:
-            nearest = best(-np.linalg.norm(before - reward, axis=1), 1, self.rng)
-            self._add_ball(before[int(nearest[0])], self.radius[ball] / 2)
-        self.count[ball] += 1
-        self.mean[ball] += (reward - self.mean[ball]) / self.count[ball]
+        The participants are in the balls `owner` (m,), with contexts `before` and `after` (m, 2).
+        """
+        balls = len(self.count)
+        size = np.bincount(owner, minlength=balls)
+        total = np.column_stack([np.bincount(owner, after[:, j], balls) for j in (0, 1)])
+        reward = total / np.maximum(size, 1)[:, None]  # (b, 2)
+        chosen = np.flatnonzero(size)
+        zooms = (size > 0) & (self._uncertainty() <= self.radius)
+        self.count[chosen] += 1
+        self.mean[chosen] += (reward[chosen] - self.mean[chosen]) / self.count[chosen, None]
+        self._add_balls(self._nearest(zooms, reward, owner, before), self.radius[zooms] / 2)
 
-    def _add_ball(self, centre: np.ndarray, radius: float) -> None:
-        self.centre = np.vstack([self.centre, centre])
-        self.radius = np.append(self.radius, radius)
-        self.mean = np.vstack([self.mean, centre])
-        self.count = np.append(self.count, 0)
+    def _nearest(
+        self, zooms: np.ndarray, reward: np.ndarray, owner: np.ndarray, before: np.ndarray
+    ) -> np.ndarray:
+        """Per ball that zooms, the context of the participant nearest to its reward, (z, 2)."""
+        members = np.flatnonzero(zooms[owner])
+        members = members[np.argsort(owner[members], kind="stable")]  # ball by ball
+        away = np.linalg.norm(before[members] - reward[owner[members]], axis=1)
+        ends = np.cumsum(np.bincount(owner, minlength=len(zooms))[zooms]).tolist()
+        # The generator breaks ties, so the balls are taken one after the other.
+        nearest = []
+        start = 0
+        for end in ends:
+            nearest.append(start + int(best(-away[start:end], 1, self.rng)[0]))
+            start = end
+        return before[members[nearest]]
+
+    def _add_balls(self, centre: np.ndarray, radius: np.ndarray) -> None:
+        self.centre = np.concatenate([self.centre, centre])
+        self.radius = np.concatenate([self.radius, radius])
+        self.mean = np.concatenate([self.mean, centre])
+        self.count = np.concatenate([self.count, np.zeros(len(radius), np.int64)])
 
     def _owners(self, contexts: np.ndarray, balls: int) -> np.ndarray:
         """The smallest of the first `balls` balls around each context (m, 2); newest wins ties."""
-        # Sorted so that the first ball around a context is its owner; ball 0 comes last.
-        order = np.lexsort((-np.arange(balls), self.radius[:balls]))
-        distance = np.linalg.norm(contexts[:, None] - self.centre[None, order], axis=2)
-        inside = distance <= self.radius[order]
-        inside[:, -1] = True  # ball 0 contains everything by definition
-        return order[inside.argmax(axis=1)]
+        order = self._smallest_first(np.arange(balls))
+        # Ball 0, the largest and so the last, contains everything by definition.
+        rest = order[:-1]
+        return order[first_around(contexts, self.centre[rest], self.radius[rest])]
 
-    def _claim(self, ball: int) -> None:
-        """A new ball takes over the clients in it from balls that are not smaller."""
-        inside = np.linalg.norm(self.context - self.centre[ball], axis=1) <= self.radius[ball]
-        self.ball[inside & (self.radius[self.ball] >= self.radius[ball])] = ball
+    def _claim(self, new: np.ndarray) -> None:
+        """New balls take over the clients in them from balls that are not smaller."""
+        order = self._smallest_first(new)
+        place = first_around(self.context, self.centre[order], self.radius[order])
+        inside = np.flatnonzero(place < len(order))
+        owner = order[place[inside]]
+        taken = self.radius[self.ball[inside]] >= self.radius[owner]
+        self.ball[inside[taken]] = owner[taken]
+
+    def _smallest_first(self, balls: np.ndarray) -> np.ndarray:
+        """Sorted so that the first ball around a context is its owner: newest first on ties."""
+        return balls[np.lexsort((-balls, self.radius[balls]))]
 
     # ---- what it tells
 
@@ -194,6 +239,34 @@ class PCZFL(Selector):
 
     def diagnostics(self) -> dict[str, Any]:
         return {"balls": len(self.count), **self._parts}
+
+
+def first_around(points: np.ndarray, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """For each point (m, 2) the place of the first of b balls that contains it, or b."""
+    first = np.empty(len(points), np.int64)
+    for piece in _pieces(len(points), len(centre)):
+        apart = distances(points[piece], centre)
+        inside = np.ones((len(apart), len(centre) + 1), bool)
+        np.less_equal(apart, radius, out=inside[:, :-1])
+        first[piece] = inside.argmax(axis=1)
+    return first
+
+
+def distances(points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Between points (m, 2) and others (b, 2), (m, b)."""
+    across = points[:, None, 0] - others[:, 0]
+    up = points[:, None, 1] - others[:, 1]
+    across *= across
+    up *= up
+    across += up
+    return np.sqrt(across, out=across)
+
+
+def _pieces(m: int, b: int) -> Iterator[slice]:
+    """Slices of m points such that three arrays over one of them and b others are not too large."""
+    step = max(1, PIECE_BYTES // (3 * 8 * max(b, 1)))
+    for start in range(0, m, step):
+        yield slice(start, start + step)
 
 
 def undominated(points: np.ndarray) -> np.ndarray:

@@ -12,11 +12,14 @@ Departures
     - The cold start plays ceil(N / K) groups; the last is filled up at random, and a client's value
       is that of its own group.
     - A group nobody gave an opinion on has the mean value of the others.
+    - A set starts at the mean of its members' values, with count 1.
     - The model carries over from slot to slot; with `slot_start: restart` every slot trains anew,
       as in the paper's experiments (time_slots.py).
     - Each slot of the cold start begins at the initial model (`cold_start: restart`), because later
       groups would look better if the model carried over; `carry` lets it, and `gain` rewards the
       rise over the slot instead.
+    - Rounds for everyone, which are part of no slot, count for no set: with `gain` opinions are
+      asked for again after them, and a slot whose beginning nobody judged has no reward.
     - Sets with equal indices, which are many, since a client's value is its group's, are drawn from
       at random.
     - `ties: listed` takes the first in the order (1,2,3), (1,2,4), ..., as a program that lists the
@@ -87,33 +90,47 @@ class QuickInitUCB(TimeSlotSelector):
         "known",
         "times_played",
         "level",
+        "level_before",
     )
 
     def __init__(self, params: QuickInitUCBParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
-        self.opinions_first = params.cold_start == "gain"
         self.group = np.full(n, UNKNOWN)  # (n,) cold-start group
         self.groups = 0  # how many groups there are
         self.size = 0  # clients in a set, K
         self.value = np.zeros(n)  # (n,) reward of the client's group
         self.known = np.zeros(n, bool)  # (n,) whether that group has had a reward
         self.times_played = np.zeros(n, np.int64)  # (n,) slots asked in, cold start included
-        self.level: float = 0.0  # mean opinion when the last slot ended
+        self.level: float | None = None  # mean opinion of the current model, where it is known
+        self.level_before: float | None = None  # the same when the current slot began
         self.table = SetTable()  # sets played since the cold start
         self._indices: dict[str, float | None] = {"chosen_index": None, "best_unplayed_index": None}
 
     # ---- choosing
 
     def restart_model(self, view: RoundView) -> bool:
-        next_is_cold = self.slot < self.groups
-        if self.params.cold_start == "restart" and next_is_cold and self._begins(view):
+        next_is_cold = self.slot == 0 or self.slot < self.groups
+        if self.params.cold_start == "restart" and next_is_cold and self._begins_trained(view):
             return True
         return super().restart_model(view)
+
+    def opinions_before(self, view: RoundView) -> bool:
+        """The rise over a slot needs the level it begins at."""
+        unknown = self.params.cold_start == "gain" and self.level is None
+        return unknown and self._begins(view)
+
+    def hear_before(self, opinions: ProbeAnswer) -> None:
+        self.level = float(opinions.values.mean())
+
+    def everyone_plays(self) -> None:
+        self.level = None
 
     def choose(self, online: np.ndarray, k: int) -> np.ndarray:
         if not self.groups:
             self._make_groups(k)
+        self.level_before = self.level
+        self.level = None  # until the slot has ended
         self._indices = {"chosen_index": None, "best_unplayed_index": None}
         chosen = self._next_group(online) if self.slot <= self.groups else self._best_set(online)
         self.times_played[chosen] += 1
@@ -196,13 +213,13 @@ class QuickInitUCB(TimeSlotSelector):
 
     # ---- learning
 
-    def hear_first(self, opinions: ProbeAnswer) -> None:
-        self.level = float(opinions.values.mean())
-
     def learn(self, opinions: ProbeAnswer) -> None:
-        level = float(opinions.values.mean())  # eq. (8)
-        reward = level - self.level if self.params.cold_start == "gain" else level
-        self.level = level
+        self.level = float(opinions.values.mean())  # eq. (8)
+        reward = self.level
+        if self.params.cold_start == "gain":
+            if self.level_before is None:
+                return
+            reward -= self.level_before
         if self.slot <= self.groups:
             own = self.group == self.slot - 1
             self.value[own] = reward

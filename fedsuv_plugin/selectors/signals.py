@@ -23,6 +23,7 @@ class Signal:
     from_server: bool = False  # the server computes it
     share: str | None = None  # the job key that says how much data is kept for it ...
     default_share: float = 0.0  # ... and how much that is where the job does not say
+    instead: str | None = None  # the job key that brings this data from elsewhere, where it is set
 
 
 SIGNALS: dict[str, Signal] = {}
@@ -80,11 +81,12 @@ PUBLIC_LOSS = _declare(
     from_server=True,
     share="public_fraction",
     default_share=0.05,
+    instead="public_data_set",
 )
 
 NEEDS = tuple(s.name for s in SIGNALS.values() if s.with_update or s.from_server)
 PROBES = tuple(s.name for s in SIGNALS.values() if s.as_probe)
-SHARES = {s.share: (s.name, s.default_share) for s in SIGNALS.values() if s.share is not None}
+SHARES = {s.share: s for s in SIGNALS.values() if s.share is not None}
 
 
 def refuse_unknown_signals(owner: str, needs: Iterable[str], probes: Iterable[str]) -> None:

@@ -44,13 +44,12 @@ class SlotParams(Params):
 class TimeSlotSelector(Selector):
     """Keeps a cohort for the rounds of its slot and asks for opinions when they are over.
 
-    Subclasses write `choose`, which begins a slot, and `learn`, which ends it. Those that set
-    `opinions_first` also get opinions before the first slot, in `hear_first`."""
+    Subclasses write `choose`, which begins a slot, and `learn`, which ends it. Those whose
+    `opinions_before` says so also get opinions where no slot has ended, in `hear_before`."""
 
     time_slots = True
     probes = frozenset({OPINIONS})
     state: ClassVar[tuple[str, ...]] = ("slot", "cohort", "rounds_played", "took_part", "heard")
-    opinions_first = False
 
     def __init__(self, params: Params, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -68,20 +67,31 @@ class TimeSlotSelector(Selector):
     def learn(self, opinions: ProbeAnswer) -> None:
         """Learn what the slot that is over (`slot`, `cohort`, `took_part`) was worth."""
 
-    def hear_first(self, opinions: ProbeAnswer) -> None:
-        """Learn the opinions of the untrained model; called only with `opinions_first`."""
+    def opinions_before(self, view: RoundView) -> bool:
+        """Whether opinions are wanted now although no slot has ended."""
+        return False
+
+    def hear_before(self, opinions: ProbeAnswer) -> None:
+        """Learn the opinions that `opinions_before` wanted."""
+
+    def everyone_plays(self) -> None:
+        """A round of everyone online, which is part of no slot, is about to train the model."""
 
     def probe(self, view: RoundView) -> Probe | None:
         over = len(self.cohort) > 0 and self._over()
-        first = self.opinions_first and self.slot == 0 and not self.heard
-        return Probe(OPINIONS, view.online) if (over or first) and len(view.online) else None
+        asks = over or self.opinions_before(view)
+        return Probe(OPINIONS, view.online) if asks and len(view.online) else None
 
     def restart_model(self, view: RoundView) -> bool:
-        return self.params.slot_start == "restart" and self._begins(view)
+        return self.params.slot_start == "restart" and self._begins_trained(view)
 
     def _begins(self, view: RoundView) -> bool:
-        """Whether a slot that is not the job's first round begins now."""
-        return view.round > 1 and self._over() and len(view.online) > (view.seats or 0)
+        """Whether a slot begins now: none is under way, and there is a choice."""
+        return self._over() and len(view.online) > (view.seats or 0)
+
+    def _begins_trained(self, view: RoundView) -> bool:
+        """Whether a slot begins now with a model that is no longer the initial one."""
+        return view.round > 1 and self._begins(view)
 
     def _over(self) -> bool:
         """Whether no slot is under way: none has begun, or the last has had its rounds."""
@@ -94,6 +104,7 @@ class TimeSlotSelector(Selector):
         if self._over():
             self._close(view.probe)
             if len(view.online) <= k:
+                self.everyone_plays()
                 return self.rng.permutation(view.online)
             self.slot += 1
             self.cohort = self.choose(view.online, k)
@@ -109,7 +120,7 @@ class TimeSlotSelector(Selector):
             if len(self.cohort):
                 self.learn(answer)
             else:
-                self.hear_first(answer)
+                self.hear_before(answer)
         self.cohort = np.empty(0, np.int64)
         self.rounds_played = 0
         self.took_part = np.zeros(len(self.clients), bool)

@@ -33,7 +33,7 @@ def test_who_is_due_by_hand(tmp_path: Path) -> None:
 
     def settled(wanted: int | None, **more: Any) -> Any:
         devices = Devices(JobConfig(**keys, **more), np.array([9, 9, 9, 9]), 100.0)
-        return devices.settle(Round(1, 0.0, 3, wanted, 0.1, Judgement()), cohort)
+        return devices.settle(Round(1, 0.0, 3, 3, wanted, 0.1, Judgement()), cohort)
 
     everyone = settled(None)
     assert everyone.times == pytest.approx(seconds)

@@ -18,7 +18,7 @@ def played() -> Played:
         2: {"utility": 10.0, "moving_loss": 9.0, "signals": {}},
     }
     return Played(
-        Round(3, 100.0, 3, None, 0.1, Judgement()),
+        Round(3, 100.0, 3, 3, None, 0.1, Judgement()),
         Cohort(np.array([2, 5, 7]), 0.0),
         Settled(np.array([1.5, 9.0, 2.5]), 0.0, np.array([2, 7]), 9.0),
         Trained(reports),

@@ -24,7 +24,7 @@ from fedsuv_plugin.engine.training import ask_clients, train_clients
 from fedsuv_plugin.tasks.federated_data import Samples
 
 MODEL = [np.zeros(2, np.float32)]
-NOW = Round(3, 0.0, 4, None, 0.25, Judgement())
+NOW = Round(3, 0.0, 4, 4, None, 0.25, Judgement())
 Spoil = Callable[[dict[str, Any]], Any]
 
 

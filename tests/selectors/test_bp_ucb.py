@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import csgraph
 from scipy.sparse.csgraph import shortest_path
 from selector_worlds import look, table
 
@@ -134,19 +136,65 @@ def test_extreme_opinions_and_couplings_stay_finite(opinion: float) -> None:
 # ---- the graph
 
 
+def longest_by_the_book(points: np.ndarray) -> float:
+    """The longest edge of the minimum spanning tree, by Prim's algorithm over all pairs."""
+    away = np.full(len(points), np.inf)  # from the tree
+    outside = np.ones(len(points), bool)
+    new = 0
+    longest = 0.0
+    while True:
+        outside[new] = False
+        if not outside.any():
+            return longest
+        away = np.minimum(away, np.hypot(*(points - points[new]).T))
+        new = int(np.argmin(np.where(outside, away, np.inf)))
+        longest = max(longest, float(away[new]))
+
+
+SCALES = [1e-16, 1e-15, 3e-15, 1e-14, 1e-13, 1e-9, 1e-3]
+World = Callable[[np.random.Generator, int, float], np.ndarray]
+WORLDS: dict[str, World] = {
+    "random": lambda rng, n, scale: rng.random((n, 2)),
+    "almost vertical": lambda rng, n, scale: np.column_stack(
+        [0.5 + scale * rng.normal(size=n), rng.random(n)]
+    ),
+    "almost horizontal": lambda rng, n, scale: np.column_stack(
+        [rng.random(n), 0.5 + scale * rng.normal(size=n)]
+    ),
+    "almost on a line": lambda rng, n, scale: (
+        np.outer(rng.random(n), rng.normal(size=2)) + scale * rng.normal(size=(n, 2))
+    ),
+    "exactly vertical": lambda rng, n, scale: np.column_stack([np.full(n, 0.5), rng.random(n)]),
+    "clusters": lambda rng, n, scale: (
+        rng.random((7, 2))[rng.integers(7, size=n)] + scale * rng.normal(size=(n, 2))
+    ),
+    "clusters on a line": lambda rng, n, scale: (
+        np.outer(rng.random(9)[rng.integers(9, size=n)], [0.0, 1.0])
+        + scale * rng.normal(size=(n, 2))
+    ),
+    "duplicates": lambda rng, n, scale: rng.random((n // 3 + 1, 2))[
+        rng.integers(n // 3 + 1, size=n)
+    ],
+    "a grid": lambda rng, n, scale: rng.integers(0, 12, (n, 2)) / 12 + scale * rng.random((n, 2)),
+    "far outliers": lambda rng, n, scale: rng.random((n, 2)) * 10.0 ** rng.integers(-9, 3, (n, 1)),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(n=st.integers(10, 500), seed=st.integers(0, 10**6), scale=st.sampled_from(SCALES))
+def test_the_radius_is_the_longest_edge_of_the_spanning_tree(
+    world: str, n: int, seed: int, scale: float
+) -> None:
+    points = WORLDS[world](np.random.default_rng(seed), n, scale)
+    assert connecting_radius(points) == pytest.approx(longest_by_the_book(points), rel=1e-12)
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(n=st.integers(1, 40), seed=st.integers(0, 10**6))
 def test_the_default_radius_just_connects_everyone(n: int, seed: int) -> None:
     points = np.random.default_rng(seed).random((n, 2))
-    needed = 0.0
-    tree = [0]
-    out = set(range(1, n))
-    while out:  # Prim's algorithm
-        length, new = min((math.dist(points[a], points[b]), b) for a in tree for b in out)
-        needed = max(needed, length)
-        tree.append(new)
-        out.remove(new)
-    assert connecting_radius(points) == pytest.approx(needed)
+    assert connecting_radius(points) == pytest.approx(longest_by_the_book(points))
     graph = neighbour_graph(points, None)
     hops = shortest_path(graph.matrix(), unweighted=True) if n > 1 else np.zeros((1, 1))
     assert np.isfinite(hops).all()
@@ -171,6 +219,64 @@ def test_a_disconnected_graph_is_refused() -> None:
     message = r"bp_ucb.radius_km: 0.01 leaves the clients in \d+ groups .*expected at"
     with pytest.raises(UserError, match=message):
         make(20, radius_km=0.01)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(n=st.integers(1, 40), seed=st.integers(0, 10**6), radius=st.floats(0.5, 1.5))
+def test_the_diameter_of_a_crowded_graph(n: int, seed: int, radius: float) -> None:
+    points = np.random.default_rng(seed).random((n, 2))
+    graph = neighbour_graph(points, max(radius, connecting_radius(points)))
+    hops = shortest_path(graph.matrix(), unweighted=True) if n > 1 else np.zeros((1, 1))
+    assert graph.diameter(0) == hops.max()
+
+
+def test_a_client_linked_to_everyone_settles_the_diameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 200 clients within reach of one in the middle: without it every client would be searched from.
+    angle = np.linspace(0, 2 * np.pi, 200, endpoint=False)
+    points = np.vstack([np.column_stack([np.cos(angle), np.sin(angle)]), [[0.0, 0.0]]])
+    graph = neighbour_graph(points, 1.0 + 1e-9)
+    searches: list[int] = []
+    original = csgraph.dijkstra
+
+    def counted(matrix: Any, indices: int, unweighted: bool) -> np.ndarray:
+        searches.append(indices)
+        return original(matrix, indices=indices, unweighted=unweighted)
+
+    monkeypatch.setattr(module, "dijkstra", counted)
+    assert graph.diameter(0) == 2
+    assert searches == [200]
+    assert neighbour_graph(points, 3.0).diameter(0) == 1
+    assert len(searches) == 1
+
+
+def test_an_almost_vertical_line_of_clients() -> None:
+    rng = np.random.default_rng(3)
+    points = np.column_stack([0.5 + 1e-15 * rng.normal(size=60), rng.random(60)])
+    steps = np.diff(np.sort(points[:, 1]))
+    assert connecting_radius(points) == pytest.approx(steps.max())
+
+
+def test_a_crowded_graph_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    # Two clusters of 150 that are 0.9 km apart: the radius that links them links everyone.
+    rng = np.random.default_rng(0)
+    metres = rng.random((300, 2)) * 20 + np.repeat([[0.0, 0.0], [900.0, 0.0]], 150, axis=0)
+    with caplog.at_level(logging.WARNING):
+        s = BPUCB(BPUCB.Params(), replace(table(300), position=metres), np.random.default_rng(0))
+        for t in (1, 2):
+            one_round(s, t, 5, np.full(300, 0.5))
+    assert len(caplog.records) == 1
+    assert "bp_ucb: the 300 clients have 299 neighbours each on average" in caplog.text
+    noted = s.diagnostics()
+    assert noted["crowded"] is True
+    assert noted["neighbours"] == pytest.approx(299)
+
+
+def test_a_graph_that_is_not_crowded_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        s = make(500)
+    assert not caplog.records
+    assert s.diagnostics()["crowded"] is False
+    assert s.diagnostics()["neighbours"] == len(s._graph.source) / 500
 
 
 def test_past_the_limit_the_diameter_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

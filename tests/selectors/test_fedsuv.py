@@ -6,12 +6,15 @@ import json
 import logging
 import math
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import run
 from gp_by_the_book import kernel_by_the_book, posterior_by_the_book
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,10 +22,11 @@ from selector_worlds import five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.client_managers import FedSUVClientManager
+from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.feedback import Feedback
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors import fedsuv
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome
+from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView
 from fedsuv_plugin.selectors.fedsuv import FedSUV, FedSUVParams, contexts
 from fedsuv_plugin.selectors.maths.marginal_likelihood import Hyper
 from fedsuv_plugin.selectors.signals import ACCURACY_GAIN
@@ -254,7 +258,7 @@ class ByTheBook:
         n = len(self.x)
         q = self.intervals(t)
         best_low = max(q[i, 0, 0] for i in self.pool)
-        floor = max(n - math.floor(self.rho * n), k)
+        floor = max(n - math.floor(Fraction(str(self.rho)) * n), k)
         for i in sorted(self.pool, key=lambda i: q[i, 0, 1]):
             if q[i, 0, 1] <= best_low and len(self.pool) > floor:
                 self.pool.remove(i)
@@ -376,6 +380,60 @@ def test_elimination_stops_at_its_cap(rho: float, left: int) -> None:
     pool = s.explain()["candidate"]
     assert pool.sum() == max(left, 10)
     assert pool[10:].all()
+
+
+@pytest.mark.parametrize(
+    ("rho", "n", "left"), [(0.29, 100, 71), (0.57, 100, 43), (1 / 3, 90, 60), (0.299, 100, 71)]
+)
+def test_the_cap_is_a_share_in_decimals(rho: float, n: int, left: int) -> None:
+    # 0.29 * 100 is 28.999999999999996 in floats; all clients but the first ten are never in time.
+    features = (np.arange(n) < 10)[:, None] + np.linspace(0, 0.01, n)[:, None]
+    s = make(clients_with(features), rho=rho, invalid_utility="unseen", ridge=0.01)
+    for t in range(1, 60):
+        s.select(look(s.clients, t), 5)
+        s.update(outcome(t, np.arange(n), 0.0, valid=np.arange(n) < 10))
+    assert s.explain()["candidate"].sum() == left
+
+
+def test_the_pool_keeps_the_jobs_cohort_even_if_never_so_many_were_online() -> None:
+    # The job has 8 seats, yet never more than 2 clients are online. With rho 1 all 17 that are
+    # never in time may be eliminated, but 8 candidates must be left.
+    features = (np.arange(20) < 3)[:, None] + np.linspace(0, 0.01, 20)[:, None]
+    s = make(clients_with(features), rho=1.0, invalid_utility="unseen", ridge=0.01)
+    for t in range(1, 60):
+        view = replace(look(s.clients, t, [t % 20, (t + 1) % 20]), seats=2, cohort_size=8)
+        s.select(view, 2)
+        s.update(outcome(t, np.arange(20), 0.0, valid=np.arange(20) < 3))
+        assert s.explain()["candidate"].sum() >= 8
+    assert s.explain()["candidate"].sum() == 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "cohort"),
+    [
+        ({"overcommitment": 1.5}, 9),
+        ({"round_deadline": 1e9}, 6),
+        ({"round_deadline": 1e9, "warmup_rounds": 2}, 6),
+    ],
+)
+def test_a_job_tells_its_cohort_however_many_are_online(
+    job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, object],
+    cohort: int,
+) -> None:
+    views: list[tuple[int | None, int | None]] = []
+    original = FedSUV.select
+
+    def watched(s: FedSUV, view: RoundView, k: int) -> np.ndarray:
+        views.append((view.seats, view.cohort_size))
+        rows = original(s, view, k)
+        assert s.cohort == cohort
+        return rows
+
+    monkeypatch.setattr(FedSUV, "select", watched)
+    run(job(sample_mode="fedsuv", num_participants=6, available_clients=4, rounds=3, **keys))
+    assert views == [(4, cohort)] * 3
 
 
 def test_offline_candidates_keep_their_place() -> None:

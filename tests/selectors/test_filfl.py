@@ -251,6 +251,28 @@ def test_one_absurd_update_does_not_blind_the_filter_to_the_others() -> None:
     assert not found[0][5]
 
 
+def test_zero_updates_do_not_shorten_the_others() -> None:
+    # Six of eight clients sent back what they received. The median of the lengths that are not 0
+    # is that of an honest update, so the one absurdly long is cut to 10 times that.
+    kept = Updates(8, 1)
+    for row in range(6):
+        kept.put(row, np.zeros(P))
+    kept.put(6, 0.5 * TARGET)
+    kept.put(7, 0.7 * TARGET)
+    updates = kept.of(np.arange(8))
+    np.testing.assert_array_equal(updates[6], 0.5 * TARGET)
+    np.testing.assert_array_equal(updates[7], np.float32(0.7) * TARGET)
+    kept.put(5, 1e9 * TARGET)
+    np.testing.assert_allclose(kept.of(np.arange(8))[5], 7.0 * TARGET, rtol=1e-6)
+
+
+def test_only_zero_updates_stay_zero() -> None:
+    kept = Updates(3, 1)
+    for row in range(3):
+        kept.put(row, np.zeros(P))
+    assert not np.any(list(kept.of(np.arange(3))))
+
+
 def test_updates_are_added_to_the_current_model() -> None:
     """Row 0's last update was + 0.25; from a model at 0.75 that reaches the target exactly."""
     s = make(2, period=1)
@@ -333,6 +355,30 @@ def test_the_inner_selector_sees_those_filtered_in_and_its_own_answers(weights: 
     assert len(inner.heard) == 2
 
 
+@pytest.mark.parametrize("weights", ["last", "fresh"])
+def test_the_inner_selector_does_not_ask_where_all_filtered_in_are_taken(weights: str) -> None:
+    inner = Asker(NoParams(), table(6), np.random.default_rng(0))
+    s = make(6, inner=inner, period=1, weights=weights)
+    asked: list[str] = []
+    for t, seats in ((1, 6), (2, 5), (3, 4)):
+        view = replace(server(look(s.clients, t)), seats=seats)
+        while (question := s.probe(view)) is not None:
+            asked.append(f"{t} {question.kind}")
+            if question.kind == WEIGHTS:
+                for row in question.rows.tolist():
+                    s.receive(row, good([row], {1})[0])
+            values = np.zeros(len(question.rows))
+            view = replace(view, probe=ProbeAnswer(question.kind, question.rows, values))
+            if not question.more:
+                break
+        rows = s.select(view, seats)
+        s.update(trained(t, range(6), good(range(6), {1})))
+    # All six pass in round 1, five in rounds 2 and 3; only in round 3 is there a choice.
+    assert [word for word in asked if LOSS in word] == [f"3 {LOSS}"] * 2
+    assert len(rows) == 4
+    assert len(inner.seen) == 1
+
+
 # ---- where updates live
 
 
@@ -354,6 +400,18 @@ def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     np.testing.assert_array_equal(updates[2], sent[5])
     kept.clear()
     assert not kept.known.any()
+
+
+def test_storing_an_update_does_not_look_at_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or storing everyone's would take time quadratic in the clients."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Updates, "known", property(lambda kept: pytest.fail("looked at everyone")))
+        kept = Updates(5, 1)
+        for row in (3, 1, 3, 4):
+            kept.put(row, np.full(P, row))
+    rows, updates = kept.state()
+    assert rows.tolist() == [3, 1, 4]
+    assert [update[0] for update in updates] == [3, 1, 4]
 
 
 def test_nothing_is_left_in_the_temporary_folder(

@@ -284,6 +284,20 @@ def test_one_whose_probe_failed_and_one_who_joins_later_stand_at_the_median() ->
     assert told["reward_mean"][4] > 0
 
 
+def test_a_newcomers_mean_is_its_softmax_share_until_it_has_a_round() -> None:
+    # c = (0, ln 3) of those probed, so the newcomer stands at (ln 3)/2 and softmax(C) is
+    # (1, 3, sqrt 3) / (4 + sqrt 3). Nothing changes in round 1, whose rewards are those shares.
+    s = make(3, rho=0.0)
+    seen = answer(s, view(s, online=[0, 1]), np.array([[0.0, 0.0], [math.log(3), 0.0], [9, 9]]))
+    s.select(seen, 1)
+    s.update(done(1, [1], [[math.log(3), 0.0]]))
+    assert s.select(view(s, 2), 2).tolist() == [1, 2]  # before row 0, whose share is smaller
+    shares = np.array([1, 3, math.sqrt(3)]) / (4 + math.sqrt(3))
+    assert s.rounds.tolist() == [1, 1, 0]
+    assert s.explain()["reward_mean"] == pytest.approx(shares)
+    assert s.explain()["score"] == pytest.approx(shares)
+
+
 def test_ties_are_broken_fairly() -> None:
     counts = np.zeros(10)
     for seed in range(2000):

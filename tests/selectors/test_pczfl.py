@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from selector_worlds import look, outcome, table
 
 from fedsuv_plugin import safe_pickle
+from fedsuv_plugin.selectors import pczfl
 from fedsuv_plugin.selectors.base import ProbeAnswer, RoundOutcome
 from fedsuv_plugin.selectors.pczfl import PCZFL, trace_scores, undominated
 from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY
@@ -164,6 +166,86 @@ def test_the_untrained_accuracy_is_asked_for_once() -> None:
     s.select(replace(view, probe=ProbeAnswer(INTERVIEW_ACCURACY, asked.rows, np.array([0.1]))), 2)
     assert s.explain()["accuracy"].tolist() == [0.1] * 4
     assert s.probe(look(s.clients, 2)) is None
+
+
+def late_answer(s: PCZFL, t: int, accuracy: float) -> None:
+    """Round t, in which the untrained accuracy is asked for and told at last."""
+    view = look(s.clients, t)
+    asked = s.probe(view)
+    assert asked is not None
+    told = ProbeAnswer(INTERVIEW_ACCURACY, asked.rows, np.array([accuracy]))
+    s.select(replace(view, probe=told), 2)
+
+
+def test_a_late_first_answer_leaves_those_alone_who_took_part() -> None:
+    s = make(5)
+    s.select(look(s.clients, 1), 2)  # asked, and nobody answered
+    s.update(result(1, np.array([0, 1, 2]), np.array([0.7, 0.9, 0.5]), np.array([1, 1, 0], bool)))
+    late_answer(s, 2, 0.1)
+    assert s.explain()["accuracy"].tolist() == [0.7, 0.9, 0.1, 0.1, 0.1]
+    assert s.probe(look(s.clients, 3)) is None
+
+
+def test_a_late_first_answer_moves_clients_to_the_balls_around_them() -> None:
+    # Rows 0 and 1 zoom ball 0 into a ball of radius 0.35 around accuracy 0.5; the others are at
+    # accuracy 0 and outside it until the answer puts them at 0.45.
+    s = make(4, energy_of=np.array([1.0, 2.0, 2.0, 2.0]), a_b=1e-3)
+    for t in (1, 2, 3):
+        s.update(result(t, np.array([0, 1]), np.array([0.5, 0.5])))
+    assert len(s.count) > 1
+    assert s.ball[2:].tolist() == [0, 0]
+    late_answer(s, 4, 0.45)
+    book = ByTheBook(s.context, 1e-3, 0)
+    book.balls = [list(ball) for ball in zip(s.centre, s.radius, s.mean, s.count, strict=True)]
+    assert s.ball.tolist() == [book.domain(i) for i in range(4)]
+    assert (s.ball[2:] > 0).all()
+
+
+# ---- many clients
+
+
+def with_balls(n: int, balls: int, seed: int = 0) -> PCZFL:
+    """n clients anywhere and that many balls, most of which will zoom."""
+    rng = np.random.default_rng(seed)
+    s = make(n, seed, energy_of=rng.random(n), a_b=0.001, warmup_rounds=99)
+    s.context[:, 0] = rng.random(n)
+    s.started = True
+    s.centre = np.vstack([s.centre, rng.random((balls - 1, 2))])
+    s.radius = np.append(s.radius, np.sqrt(0.5) / 2.0 ** rng.integers(1, 5, balls - 1))
+    s.mean = np.vstack([s.mean, s.centre[1:]])
+    s.count = np.append(s.count, rng.integers(0, 9, balls - 1))
+    s.ball = s._owners(s.context, balls)
+    return s
+
+
+def test_pieces_of_any_size_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play() -> dict[str, Any]:
+        s = with_balls(60, 30)
+        for t in range(1, 6):
+            rng = np.random.default_rng(t)
+            rows = s.select(look(s.clients, t), 5)
+            s.update(result(t, rows, rng.random(len(rows))))
+        return {**s.state_dict(), "significance": s._significance}
+
+    whole = play()
+    monkeypatch.setattr(pczfl, "PIECE_BYTES", 2000)  # a few clients at a time
+    in_pieces = play()
+    assert len(whole["count"]) > 60
+    for name in (*PCZFL.state, "significance"):
+        np.testing.assert_array_equal(whole[name], in_pieces[name])
+
+
+def test_memory_does_not_grow_with_clients_times_balls() -> None:
+    # An array over clients and balls and both coordinates has 800 MB here.
+    n = 100_000
+    s = with_balls(n, 500)
+    tracemalloc.start()
+    rows = s.select(look(s.clients, 1), 5)
+    s.update(result(1, rows, np.random.default_rng(1).random(n)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(s.count) > 700  # it zoomed
+    assert peak < pczfl.PIECE_BYTES + 30 * 8 * n  # and a few arrays over the clients
 
 
 def test_a_ball_without_answers_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import tracemalloc
@@ -33,11 +34,16 @@ def make(cls: type[Selector], n: int, seed: int = 0, **params: Any) -> Any:
     return cls(cls.Params.from_mapping(params), table(n), np.random.default_rng(seed))
 
 
+def always(value: float) -> Callable[[np.ndarray], float]:
+    return lambda cohort: value
+
+
 def one_round(
     s: TimeSlotSelector, t: int, k: int, world: World, online: np.ndarray | None = None
 ) -> np.ndarray:
     """A round as the engine plays it; everyone who is asked has the world's opinion."""
     view = look(s.clients, t, online)
+    view = replace(view, seats=min(k, len(view.online)))
     asked = s.probe(view)
     if asked is not None:
         opinions = np.full(len(asked.rows), world(sorted(s.cohort.tolist())))
@@ -226,6 +232,56 @@ def test_slots_that_train_anew_have_no_other_cold_start(mode: str) -> None:
         make(QuickInitUCB, 9, slot_start="restart", cold_start=mode)
 
 
+@pytest.mark.parametrize("few_online", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "restarts"), [("restart", [4, 5, 7]), ("carry", []), ("gain", [])]
+)
+def test_slot_1_starts_again_after_rounds_for_everyone(
+    mode: str, restarts: list[int], few_online: bool
+) -> None:
+    # 9 clients, 3 a set. Rounds 1 to 3 are for everyone, because it is a warm-up or because only 3
+    # are online; the three cold-start slots begin in rounds 4, 5 and, after one more such round, 7.
+    s = make(QuickInitUCB, 9, slot_rounds=1, cold_start=mode)
+    wanted = []
+    for t in range(1, 10):
+        everyone = t <= 3 or t == 6
+        online = np.arange(3) if everyone and few_online else None
+        seats = 9 if everyone and not few_online else 3
+        if s.restart_model(replace(look(s.clients, t, online), seats=seats)):
+            wanted.append(t)
+        one_round(s, t, seats, lambda cohort: 0.5, online)
+    assert s.groups == 3
+    assert wanted == restarts
+
+
+def test_gain_does_not_credit_rounds_for_everyone_to_a_group() -> None:
+    # Opinions of the model before each round: 0.1 of the untrained one; three rounds for everyone
+    # bring it to 0.4, the first slot to 0.5 and another round for everyone to 0.7. Then the second
+    # slot adds 0.05 and the third 0.01.
+    levels = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.75, 0.76, 0.76]
+    s = make(QuickInitUCB, 9, slot_rounds=1, cold_start="gain")
+    for t, level in enumerate(levels, start=1):
+        seats = 9 if t <= 3 or t == 5 else 3
+        one_round(s, t, seats, always(level))
+    assert [s.value[s.group == g][0] for g in range(3)] == pytest.approx([0.1, 0.05, 0.01])
+
+
+def test_gain_is_unknown_where_nobody_judged_the_beginning() -> None:
+    # The opinions at the end of slot 1 are lost, so the gains of slots 1 and 2 are unknown; slot 3
+    # takes the model from 0.6 to 0.9.
+    levels = [0.2, None, 0.6, 0.9]
+    s = make(QuickInitUCB, 9, slot_rounds=1, cold_start="gain")
+    for t, level in enumerate(levels, start=1):
+        if level is None:
+            s.select(replace(look(s.clients, t), seats=3), 3)
+        else:
+            one_round(s, t, 3, always(level))
+    assert s.explain()["cold_start_value"][s.group < 2].tolist() == pytest.approx(
+        [np.nan] * 6, nan_ok=True
+    )
+    assert s.value[s.group == 2] == pytest.approx([0.3] * 3)
+
+
 def test_gain_rewards_the_rise() -> None:
     # Opinions 0.2 before anything, then 0.5, 0.6, 0.6: gains 0.3, 0.1, 0.
     levels = iter([0.2, 0.5, 0.6, 0.6])
@@ -388,6 +444,14 @@ def test_new_sets_are_uniform() -> None:
     assert max(abs(c - 200) for c in counts.values()) < five_sigma(2000, 0.1)
 
 
+def test_ucb_at_10000_clients_and_150_seats() -> None:
+    # C(10000, 150) has more than 300 digits, so no float holds it.
+    s = make(UCB, 10_000, slot_rounds=1)
+    for t in range(1, 4):
+        assert len(one_round(s, t, 150, lambda cohort: 0.5)) == 150
+    assert s.diagnostics()["sets_played"] == 2
+
+
 # ---- oracle
 
 
@@ -426,3 +490,19 @@ def test_a_resumed_selector_continues_exactly(cls: type[TimeSlotSelector], after
     second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
     assert play(first, range(after, 80)) == play(second, range(after, 80))
     assert first.diagnostics() == second.diagnostics()
+
+
+@pytest.mark.parametrize("cls", [QuickInitUCB, UCB])
+def test_a_state_can_be_loaded_twice(cls: type[TimeSlotSelector]) -> None:
+    def play(s: TimeSlotSelector, rounds: range) -> list[list[int]]:
+        return [one_round(s, t, 2, noisy(5, 4)).tolist() for t in rounds]
+
+    first, second, third = (make(cls, 5, seed, slot_rounds=1, mu=0.01) for seed in (1, 2, 3))
+    play(first, range(1, 25))
+    state = copy.deepcopy(first.state_dict())
+    second.load_state_dict(state)
+    picks = play(second, range(25, 40))
+    # What the second has learned since is not in the state that it was given.
+    third.load_state_dict(state)
+    assert third.table.count.tolist() == first.table.count.tolist()
+    assert play(third, range(25, 40)) == picks

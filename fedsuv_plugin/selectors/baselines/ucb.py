@@ -66,7 +66,7 @@ class UCB(TimeSlotSelector):
     def _new_set(self, online: np.ndarray, k: int, played: int) -> np.ndarray | None:
         """A set of online clients not played yet, each as likely as any other, or None."""
         sets = math.comb(len(online), k)
-        if played < sets / 2:
+        if 2 * played < sets:  # in integers: a float cannot hold the number of sets
             drawn = self.rng.choice(online, k, replace=False)
             while drawn in self.table:
                 drawn = self.rng.choice(online, k, replace=False)

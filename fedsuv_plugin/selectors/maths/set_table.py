@@ -25,9 +25,10 @@ class SetTable:
         mean: np.ndarray | None = None,
         count: np.ndarray | None = None,
     ):
-        self.sets = np.empty((0, 0), np.int64) if sets is None else sets  # (m, k)
-        self.mean = np.empty(0) if mean is None else mean  # (m,)
-        self.count = np.empty(0, np.int64) if count is None else count  # (m,)
+        # What is given still belongs to the caller, so it is copied.
+        self.sets = np.empty((0, 0), np.int64) if sets is None else sets.copy()  # (m, k)
+        self.mean = np.empty(0) if mean is None else mean.copy()  # (m,)
+        self.count = np.empty(0, np.int64) if count is None else count.copy()  # (m,)
         self._place = {row.tobytes(): i for i, row in enumerate(self.sets)}
 
     def __len__(self) -> int:
