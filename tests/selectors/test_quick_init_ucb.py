@@ -34,7 +34,7 @@ def make(cls: type[Selector], n: int, seed: int = 0, **params: Any) -> Any:
     return cls(cls.Params.from_mapping(params), table(n), np.random.default_rng(seed))
 
 
-def always(value: float) -> Callable[[np.ndarray], float]:
+def always(value: float) -> World:
     return lambda cohort: value
 
 
