@@ -9,6 +9,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
+from gp_by_the_book import kernel_by_the_book, posterior_by_the_book
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
@@ -76,11 +77,6 @@ LENGTHS = np.array([0.3, 0.6, 1.5])
 HYPER = Hyper(mean=4.0, signal=2.5, noise=0.2, lengths=LENGTHS)
 
 
-def kernel_by_the_book(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    distance = np.sqrt((((a[:, None, :] - b[None, :, :]) / lengths) ** 2).sum(-1))
-    return (1 + np.sqrt(5) * distance + 5 / 3 * distance**2) * np.exp(-np.sqrt(5) * distance)
-
-
 def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
     # At distance 1/sqrt(5) length-scales r = 1: (1 + 1 + 1/3)/e.
     correlation = matern(np.array([[0.0]]), np.array([[0.4]]), np.array([0.4 * 5**0.5]))
@@ -96,19 +92,6 @@ def test_matern_by_hand_and_as_gpytorch_has_it() -> None:
 
 
 # Posterior
-
-
-def posterior_by_the_book(
-    inputs: np.ndarray, places: np.ndarray, values: np.ndarray, hyper: Hyper
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation at all inputs, where every observation is a row, repeated or not."""
-    seen = inputs[places]
-    k_all = hyper.signal * kernel_by_the_book(inputs, seen, hyper.lengths)
-    k_seen = hyper.signal * kernel_by_the_book(seen, seen, hyper.lengths)
-    inverse = np.linalg.inv(k_seen + hyper.noise * np.eye(len(places)))
-    mean = hyper.mean + k_all @ inverse @ (values - hyper.mean)
-    variance = hyper.signal - np.einsum("np,pq,nq->n", k_all, inverse, k_all)
-    return mean, np.sqrt(variance)
 
 
 def feed(
