@@ -51,12 +51,14 @@ def run(
 ) -> Run:
     """Run a job to its end in a new run directory, and read what came out.
 
-    `on_round` gets each round's record, and the metrics where the model was evaluated."""
+    `on_round` gets each round's record, and the metrics where the model was evaluated. Ctrl-C
+    ends the job after its round, resumable, with KeyboardInterrupt."""
     from fedsuv_plugin.engine.launchers import run_job
     from fedsuv_plugin.records import RunDirectory
 
     directory = RunDirectory.create(job)
-    run_job(directory, launcher, executors, on_round or (lambda record, metrics: None))
+    if not run_job(directory, launcher, executors, on_round or (lambda record, metrics: None)):
+        raise KeyboardInterrupt
     return read_run(directory.path)
 
 

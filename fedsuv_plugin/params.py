@@ -140,7 +140,7 @@ def coerce(value: object, allowed: tuple[type, ...]) -> object:
     allowed; a list, where text is wanted, as its entries with commas between them."""
     if isinstance(value, str):
         text = value.strip()
-        if type(None) in allowed and text in ("None", "none", "null", ""):
+        if type(None) in allowed and text in ("None", "none", "null"):
             return None
         if str in allowed:
             return _NO if "\0" in value else value  # no file can be called so
@@ -150,6 +150,8 @@ def coerce(value: object, allowed: tuple[type, ...]) -> object:
         plain = all(isinstance(entry, str | int | float) for entry in value)
         return ",".join(map(str, value)) if plain else _NO
     if isinstance(value, str):
+        if type(None) in allowed and not text:
+            return None
         if bool in allowed and text.lower() in ("true", "false"):
             return text.lower() == "true"
         for number in (int, float):

@@ -234,7 +234,8 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove the directory of a job that was refused before its first round."""
         self.close()
-        if not list(_complete_lines(self.path / "rounds.jsonl")):
+        begun = self._checkpoint.exists() or any(_complete_lines(self.path / "rounds.jsonl"))
+        if not begun:
             shutil.rmtree(self.path)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ def add_partition_command(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from fedsuv_plugin.tasks.federated_data import describe_partition
-    from fedsuv_plugin.tasks.partitions import to_map_file
+    from fedsuv_plugin.tasks.map_file import to_map_file
 
     job = chosen_job(args)
     parts, labels = describe_partition(resolve(job).config)

@@ -75,13 +75,9 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(directory.job.config.rounds, args.quiet)
     try:
         finished = run_job(directory, args.launcher, args.executors, progress)
-    except (UserError, MemoryError, OverflowError) as error:
+    except UserError:
         progress.end()
-        if args.resume is None:
-            directory.discard()
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"the job is too large for this machine ({error})") from error
+        raise
     except JobFailed as error:
         progress.end()
         print(

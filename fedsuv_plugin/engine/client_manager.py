@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import numpy as np
 from fedscale.cloud.client_manager import ClientManager
 
-from fedsuv_plugin import named
 from fedsuv_plugin.engine.fedscale_env import trace_file
 from fedsuv_plugin.engine.feedback import (
     Ask,
@@ -29,9 +28,9 @@ from fedsuv_plugin.engine.feedback import (
     keep_all,
     outcome,
 )
+from fedsuv_plugin.engine.making import make_selector
 from fedsuv_plugin.engine.roster import Roster, wanted_clients
 from fedsuv_plugin.params import Params
-from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ProbeAnswer, RoundView, Selector, bad_pick
 from fedsuv_plugin.traces.clock import Work
 from fedsuv_plugin.traces.population import Population, load_population
@@ -108,24 +107,9 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         self.clients = self._roster.clients
         self.feasibleClients = self.clients.ids.tolist()
         self.feasible_samples = int(self.clients.samples.sum())
-        self._selector = self._make()
-
-    def _make(self) -> Selector:
-        """The selector. One that is put around another gets that one, made first."""
-        params = self._params(self.mode, self.selector_class)
-        rng = stream(self._seed, "selector")
-        wrapped = named.inner_of(self.selector_class, params)
-        if wrapped is None:
-            return self.selector_class(params, self.clients, rng)
-        name, inner_class = wrapped
-        inner_rng = stream(self._seed, "inner selector")
-        inner = inner_class(self._params(name, inner_class), self.clients, inner_rng)
-        return self.selector_class(params, self.clients, rng, inner)  # type: ignore[call-arg]
-
-    def _params(self, name: str, selector: type[Selector]) -> Params:
-        """A selector's parameters in the job; FedScale's own namespace has none."""
-        given: Mapping[str, Params] = getattr(self.args, "selector_params", {})
-        return given[name] if name in given else selector.Params()
+        given: Mapping[str, Params] = getattr(self.args, "selector_params", {})  # stock has none
+        made = make_selector(self.mode, self.selector_class, given, self.clients, self._seed)
+        self._selector, self._probes = made
 
     @property
     def selector(self) -> Selector:
@@ -195,6 +179,8 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             probe = self.selector.probe(view)
             if probe is None:
                 return view
+            if probe.kind not in self._probes:
+                raise RuntimeError(f"selector {self.mode!r} asks for {probe.kind}: not in `probes`")
             keep = self._hand_on if probe.one_by_one else keep_all
             answers = ask(probe.kind, self.clients.ids[probe.rows], keep)
             answers = finite_answers(probe.kind, answers)

@@ -129,12 +129,7 @@ def _run_cell(cell: Cell) -> float:
         _remove_what_was_never_begun(cell.path)
         cell.path.mkdir(parents=True)
         run = RunDirectory.begin(cell.path, cell.job)
-    try:
-        finished = run_job(run)
-    except UserError:
-        run.discard()  # a job that was refused has nothing to go on from
-        raise
-    if not finished:
+    if not run_job(run):
         raise KeyboardInterrupt  # Ctrl-C ended the job after a round, with a checkpoint
     return float(read_run(cell.path).metrics[-1]["accuracy"])
 

@@ -133,7 +133,8 @@ def schedule(sets: list[list[int]]) -> dict[str, object]:
 def write_owners(folder: Path, params: JobsParams) -> list[Path]:
     """FedScale's data map of every trial, a file each; a missing data set is an error."""
     from fedsuv_plugin.tasks.datasets import DATASETS
-    from fedsuv_plugin.tasks.partitions import by_owner, to_map_file
+    from fedsuv_plugin.tasks.map_file import to_map_file
+    from fedsuv_plugin.tasks.partitions import by_owner
 
     config = load_job(CONFIG).config
     labels = DATASETS[config.data_set](config).load().train_y.numpy()

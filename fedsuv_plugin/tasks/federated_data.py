@@ -16,8 +16,9 @@ import torch
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.randomness import stream, torch_seed
 from fedsuv_plugin.tasks.datasets import DATASETS, DataSet
+from fedsuv_plugin.tasks.map_file import from_map_file
 from fedsuv_plugin.tasks.models import build_model
-from fedsuv_plugin.tasks.partitions import PARTITIONS, Partition, from_map_file, natural, partition
+from fedsuv_plugin.tasks.partitions import PARTITIONS, Partition, natural, partition
 from fedsuv_plugin.tasks.stand_in import StandIn
 
 if TYPE_CHECKING:

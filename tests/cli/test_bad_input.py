@@ -119,7 +119,7 @@ def test_a_job_that_is_refused_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("key", ["gradient_policy", "device_conf_file", "public_data_set"])
-@pytest.mark.parametrize("none", ["none", "None", "null", ""])
+@pytest.mark.parametrize("none", ["none", "None", "null"])
 def test_none_is_a_value_of_text_keys(key: str, none: str) -> None:
     from fedsuv_plugin.config.job_file import load_job
 

@@ -23,7 +23,7 @@ from fedsuv_plugin.engine.feedback import Feedback, Keep, ModelFacts
 from fedsuv_plugin.params import Params, param
 from fedsuv_plugin.selectors.base import Probe, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.selectors.baselines.oort import OortParams
-from fedsuv_plugin.selectors.signals import DIRECTION, LOSS
+from fedsuv_plugin.selectors.signals import DIRECTION, LOSS, OPINIONS
 
 OURS = sorted(
     name for name, point in named.installed().items() if point.value.startswith("fedsuv_plugin.")
@@ -340,6 +340,14 @@ def test_a_selector_that_asks_for_answers_one_by_one_must_take_them() -> None:
     _, selector = recorder()
     with pytest.raises(NotImplementedError, match="recorder wants answers one by one"):
         Selector.receive(selector, 0, np.zeros(1))
+
+
+def test_a_probe_that_was_not_declared_is_refused_by_name() -> None:
+    """Nothing would have been kept for it: the answers would be empty without a word."""
+    made, selector = recorder()
+    selector.ask = lambda view: Probe(OPINIONS, view.online)
+    with pytest.raises(RuntimeError, match="'recorder' asks for opinions: not in `probes`"):
+        made.probed(made.begin_round(2, 0.0, ModelFacts()), lambda kind, clients, keep: {})
 
 
 def test_parameters_are_those_of_the_job_or_the_defaults() -> None:

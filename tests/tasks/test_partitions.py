@@ -22,15 +22,14 @@ from fedsuv_plugin.cli.partition import BARS, label_counts, plot_partition
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.federated_data import FederatedData, describe_partition, public_set
+from fedsuv_plugin.tasks.map_file import from_map_file, to_map_file
 from fedsuv_plugin.tasks.partitions import (
     PARTITIONS,
     Skew,
     by_owner,
     dirichlet_qp,
-    from_map_file,
     least_norm_sizes,
     partition,
-    to_map_file,
 )
 
 MakeJob = Callable[..., Job]

@@ -19,8 +19,9 @@ from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.datasets.mnist import read_idx
 from fedsuv_plugin.tasks.federated_data import FederatedData, initial_model, model_kbit
+from fedsuv_plugin.tasks.map_file import from_map_file
 from fedsuv_plugin.tasks.models import sample_losses
-from fedsuv_plugin.tasks.partitions import PARTITIONS, by_owner, from_map_file, partition
+from fedsuv_plugin.tasks.partitions import PARTITIONS, by_owner, partition
 
 MakeJob = Callable[..., Job]
 CPU = torch.device("cpu")

@@ -34,9 +34,10 @@ def run_job(
 ) -> bool:
     """Run the job of a run directory to its end, or on from its last checkpoint.
 
-    False: it was stopped on request, and can be resumed."""
+    False: it was stopped on request, and can be resumed. A new job that is refused leaves no
+    directory behind."""
     module = importlib.import_module(f"{__name__}.{launcher}")
-    with closing(run), _log_to(run.path / "log"):
+    with _refused_leaves_nothing(run), closing(run), _log_to(run.path / "log"):
         finished: bool = module.launch(run, executors, on_round)
         return finished
 
@@ -51,17 +52,13 @@ def run_aggregator(job: Job, place: Place) -> None:
     run = RunDirectory.create(job, place.time_stamp)
     config = run.job.config
     pool = ExecutorPool()
-    try:
-        with closing(run), _log_to(run.path / "log"):
-            aggregator = PluginAggregator(run.job, place, pool, run)
-            with (
-                GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
-                stop_on_interrupt(aggregator),
-            ):
-                aggregator.run()
-    except UserError:
-        run.discard()
-        raise
+    with _refused_leaves_nothing(run), closing(run), _log_to(run.path / "log"):
+        aggregator = PluginAggregator(run.job, place, pool, run)
+        with (
+            GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
+            stop_on_interrupt(aggregator),
+        ):
+            aggregator.run()
 
 
 def aggregator_main(argv: list[str]) -> int:
@@ -78,6 +75,19 @@ def aggregator_main(argv: list[str]) -> int:
         print(f"aggregator: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _refused_leaves_nothing(run: RunDirectory) -> Iterator[None]:
+    """A job that cannot run, for what its user can mend, has nothing to go on from."""
+    try:
+        yield
+    except UserError:
+        run.discard()
+        raise
+    except (MemoryError, OverflowError) as error:
+        run.discard()
+        raise UserError(f"the job is too large for this machine ({error})") from error
 
 
 @contextmanager

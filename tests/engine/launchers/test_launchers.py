@@ -23,7 +23,7 @@ def test_the_command_lines_of_fedscales_driver_run_the_job(tmp_path: Path) -> No
     assert len(executors) == 2
     run_commands([aggregator, *executors])
     here = run(load_job(config, {"rounds": 5, "log_path": str(tmp_path / "here")}))
-    same_records(tmp_path / "cluster" / "quickstart" / "1118_120000", here)
+    same_records(tmp_path / "cluster" / "quickstart" / "random-s1-1118_120000", here)
 
 
 def test_an_aggregator_whose_executors_do_not_come_ends_in_one_line(
