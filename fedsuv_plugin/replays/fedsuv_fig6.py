@@ -76,7 +76,7 @@ def cases(params: Fig6Params) -> list[Case]:
     settings: list[tuple[tuple[str, str], ...]] = [()]
     if params.settings == "all":
         settings += [
-            (("invalid_utility", "zero"),),
+            (("invalid_utility", "mean"),),
             (("invalid_utility", "unseen"),),
             (("rank", "product"),),
         ]

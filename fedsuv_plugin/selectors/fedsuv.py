@@ -12,8 +12,8 @@ Paper symbol -> name here
 Departures
     - Contexts are scaled to the unit ball, skewed columns in logarithms: see `contexts`.
     - The linear model of validity has a constant column besides the context.
-    - A client that missed the deadline has no utility of its own; `invalid_utility` says what is
-      booked for it.
+    - A client that missed the deadline has no utility of its own, yet theorem 5.4 needs an
+      observation of every pick; it is booked as 0, what (OPT) counts it for: `invalid_utility`.
     - A negative utility, of a client that got worse by training, counts as 0.
     - Utilities are clipped on arrival at 10 times the median of the positive ones, so that one
       absurd value does not stretch the scale.
@@ -121,10 +121,11 @@ class FedSUVParams(Params):
         low=1,
     )
     invalid_utility: str = param(
-        "mean",
-        "utility booked for a client that missed the deadline; mean: that of its round's valid "
-        "ones, zero: 0, unseen: none, so it may be tried for ever",
-        choices=("mean", "zero", "unseen"),
+        "zero",
+        "utility booked for a client that missed the deadline; zero: 0, because such a pick is "
+        "worth nothing, mean: that of its round's valid ones, as FedScale books stragglers, "
+        "unseen: none, so it may be tried for ever",
+        choices=("zero", "mean", "unseen"),
     )
     rank: str = param(
         "utility",

@@ -810,7 +810,7 @@ def test_defaults_are_those_of_the_paper_and_of_algorithms() -> None:
         "ridge": 1.0,
         "refit_every": 10,
         "max_points": 1024,
-        "invalid_utility": "mean",
+        "invalid_utility": "zero",
         "rank": "utility",
     }
 
