@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import install
+from conftest import DEVICES, install
 
 from fedsuv_plugin.config.argv import Place
 from fedsuv_plugin.config.job import Job
@@ -28,6 +28,19 @@ from fedsuv_plugin.selectors.base import RoundOutcome, RoundView, Selector
 from fedsuv_plugin.tasks.federated_data import FederatedData, Samples, initial_model
 
 CPU = torch.device("cpu")
+
+# A job that uses many keys at once.
+MANY_KEYS: dict[str, object] = {
+    "local_epochs": 2,
+    "available_clients": 8,
+    "available_every": 2,
+    "data_fraction": 0.6,
+    "test_samples": 70,
+    "partition": "dirichlet_qp",
+    "device_conf_file": DEVICES,
+    "round_deadline": 60.0,
+    "warmup_rounds": 2,
+}
 
 
 # ---- clients

@@ -12,7 +12,6 @@ from typing import Any
 from fedsuv_plugin import named
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.params import Params
 from fedsuv_plugin.selectors.signals import SHARES, Signal
 
 
@@ -29,19 +28,9 @@ def resolve(job: Job) -> ResolvedJob:
     A job that keeps no data for a signal of its selector is refused."""
     wanted = named.required(job.config.sample_mode, job.params_of)
     config = replace(job.config, **_kept_shares(job, wanted.signals))
-    params = {**job.selector_params, **_params_in_use(job)}
+    in_use = named.requirements(job.config.sample_mode, job.params_of)
+    params = {**job.selector_params, **{name: job.params_of(name) for name in in_use}}
     return ResolvedJob(config, params, job.extra, job.cluster, job.source, wanted.needs)
-
-
-def _params_in_use(job: Job) -> dict[str, Params]:
-    """The parameters of the chosen selector, and of the one it is put around."""
-    name = job.config.sample_mode
-    selector = named.selector_class(name)
-    if selector is None:
-        return {}
-    params = {name: job.params_of(name)}
-    inner = named.inner_of(selector, params[name])
-    return params if inner is None else {**params, inner[0]: job.params_of(inner[0])}
 
 
 def _kept_shares(job: Job, wanted: frozenset[str]) -> dict[str, Any]:
@@ -70,16 +59,11 @@ def _nothing_kept(job: Job, signal: Signal) -> str:
     )
 
 
-WORDS = {  # what each share is of, and for
-    "holdout_fraction": "of each client's samples for its opinions",
-    "interview_fraction": "of the test set for interviews",
-    "public_fraction": "of the training samples for the server's public set",
-}
-
-
 def kept_in_words(job: ResolvedJob) -> str:
     """What a job keeps from training or testing, in one line; empty if nothing.
 
     Two selectors that keep different shares are not compared on the same data."""
-    shares = {key: getattr(job.config, key) for key in WORDS}
-    return ", ".join(f"{share:g} {WORDS[key]} ({key})" for key, share in shares.items() if share)
+    shares = {key: getattr(job.config, key) for key in SHARES}
+    return ", ".join(
+        f"{share:g} {SHARES[key].kept} ({key})" for key, share in shares.items() if share
+    )

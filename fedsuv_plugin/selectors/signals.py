@@ -21,6 +21,7 @@ class Signal:
     as_probe: bool = False  # a client answers it outside a round
     trains: bool = False  # as a probe it is asked of the model the client has trained for it
     from_server: bool = False  # the server computes it
+    kept: str = ""  # the share, in words: what it is of, and what it is kept for
     share: str | None = None  # the job key that says how much data is kept for it ...
     default_share: float = 0.0  # ... and how much that is where the job does not say
     instead: str | None = None  # the job key that brings this data from elsewhere, where it is set
@@ -60,6 +61,7 @@ INTERVIEW_ACCURACY = _declare(
     with_update=True,
     as_probe=True,
     share="interview_fraction",
+    kept="of the test set for interviews",
     default_share=0.2,
 )
 OPINIONS = _declare(
@@ -67,6 +69,7 @@ OPINIONS = _declare(
     "accuracy of the received model on the client's own held-out data",
     as_probe=True,
     share="holdout_fraction",
+    kept="of each client's samples for its opinions",
     default_share=0.2,
 )
 # Asked of the server.
@@ -80,6 +83,7 @@ PUBLIC_LOSS = _declare(
     "the loss of any parameters on the server's public set",
     from_server=True,
     share="public_fraction",
+    kept="of the training samples for the server's public set",
     default_share=0.05,
     instead="public_data_set",
 )

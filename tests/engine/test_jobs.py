@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DEVICES, MakeJob, records, run, run_killed_and_resumed, same_records
-from engine_worlds import data_of, user
+from conftest import MakeJob, records, run, run_killed_and_resumed, same_records
+from engine_worlds import MANY_KEYS, data_of, user
 
 from fedsuv_plugin.errors import UserError
 
@@ -76,22 +76,10 @@ def test_a_model_that_does_not_fit_its_data_is_refused(job: MakeJob) -> None:
 
 # ---- resumed jobs
 
-KEYS: dict[str, object] = {
-    "local_epochs": 2,
-    "available_clients": 8,
-    "available_every": 2,
-    "data_fraction": 0.6,
-    "test_samples": 70,
-    "partition": "dirichlet_qp",
-    "device_conf_file": DEVICES,
-    "round_deadline": 60.0,
-    "warmup_rounds": 2,
-}
-
 
 @pytest.mark.parametrize(
     "values",
-    [{"sample_mode": "gpfl"}, {"sample_mode": "pow_d"}, KEYS],
+    [{"sample_mode": "gpfl"}, {"sample_mode": "pow_d"}, MANY_KEYS],
     ids=["gpfl", "pow_d", "keys"],
 )
 def test_a_resumed_job_ends_with_the_same_records(job: MakeJob, values: dict[str, object]) -> None:

@@ -6,25 +6,13 @@ import subprocess
 from typing import Any
 
 import pytest
-from conftest import DEVICES, MakeJob, records, run, same_records
+from conftest import MakeJob, records, run, same_records
+from engine_worlds import MANY_KEYS
 
 from fedsuv_plugin.engine import judge, signals
 from fedsuv_plugin.engine.executor_pool import JobFailed
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.records import RunDirectory
-
-KEYS = {
-    "local_epochs": 2,
-    "available_clients": 8,
-    "available_every": 2,
-    "data_fraction": 0.6,
-    "test_samples": 70,
-    "partition": "dirichlet_qp",
-    "device_conf_file": DEVICES,
-    "round_deadline": 60.0,
-    "rounds": 7,
-    "warmup_rounds": 2,
-}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +21,7 @@ KEYS = {
         {"sample_mode": "fedsuv", "rounds": 14, "round_deadline": 0.8},
         {"sample_mode": "oort", "gradient_policy": "fed-yogi", "model": "mlp"},
         {"sample_mode": "gpfl", "rounds": 5, "selector_test_samples": 60},
-        KEYS,
+        {**MANY_KEYS, "rounds": 7},
     ],
     ids=["fedsuv", "oort", "gpfl", "keys"],
 )
