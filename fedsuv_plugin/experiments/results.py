@@ -1,0 +1,206 @@
+"""What came out of a comparison: every run in numbers, and what its seeds say together.
+
+`results_of` makes it from runs; `report/` writes it down as tables, pictures and a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsuv_plugin.experiments.measures import MEASURES, Curve, curve_of, measure
+from fedsuv_plugin.experiments.statistics import Paired, Spread, adjusted, paired, spread
+from fedsuv_plugin.records import Run, read_run
+
+Keys = Mapping[str, object]  # the keys that make a variant, and their values
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """One run of a comparison: a variant with a seed."""
+
+    label: str
+    keys: Keys
+    seed: int
+    path: Path
+    status: str  # finished, unfinished, failed or missing
+    reason: str = ""  # why it failed
+    values: Mapping[str, float] = field(default_factory=dict)  # of a finished run, by measure
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+    @cached_property
+    def run(self) -> Run:
+        return read_run(self.path)
+
+    @cached_property
+    def curve(self) -> Curve:
+        return curve_of(self.run.rounds, self.run.metrics)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it ended when it had reached its target, before its last round."""
+        return self.finished and self.curve.round[-1] < self.run.settings["rounds"]
+
+
+@dataclass(frozen=True, eq=False)
+class VariantResult:
+    """A row of the tables: one variant over its seeds."""
+
+    label: str
+    keys: Keys
+    runs: Sequence[RunResult]
+    spreads: Mapping[str, Spread]  # by measure, over the finished runs
+    reference: str | None = None  # the label of the variant it is compared with; none: it is one
+    against: Mapping[str, Paired] = field(default_factory=dict)  # by measure
+
+    @property
+    def finished(self) -> list[RunResult]:
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def failed(self) -> list[RunResult]:
+        return [run for run in self.runs if run.status == "failed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """A whole comparison."""
+
+    title: str  # the job's name
+    variants: Sequence[VariantResult]  # in the order of the grid
+    by: Sequence[str]  # the keys that are varied
+    settings: Mapping[str, Any]  # the keys that all runs have in common
+    target: float | None = None
+    notes: Sequence[str] = ()  # what a reader must know, a sentence each
+
+    @property
+    def runs(self) -> list[RunResult]:
+        return [run for variant in self.variants for run in variant.runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+    def variant(self, label: str) -> VariantResult:
+        return next(each for each in self.variants if each.label == label)
+
+
+def run_result(
+    label: str, keys: Keys, seed: int, path: Path, target: float | None, failure: str | None
+) -> RunResult:
+    """What is in a run directory, measured if the job is finished."""
+    if failure is not None:
+        return RunResult(label, keys, seed, path, "failed", failure)
+    if not (path / "config.yml").is_file():
+        return RunResult(label, keys, seed, path, "missing")
+    run = read_run(path)
+    if not run.finished:
+        return RunResult(label, keys, seed, path, "unfinished")
+    return RunResult(label, keys, seed, path, "finished", "", measure(run, target))
+
+
+def results_of(
+    title: str,
+    runs: Iterable[RunResult],
+    by: Sequence[str],
+    reference: tuple[str, object] | None,
+    target: float | None,
+    notes: Sequence[str] = (),
+) -> Results:
+    """The runs by variant, each variant against its reference.
+
+    `reference` is a varied key and its value: a variant is compared with the one that has this
+    value and otherwise the same keys."""
+    rows: dict[str, list[RunResult]] = {}
+    for run in runs:
+        rows.setdefault(run.label, []).append(run)
+    variants = {label: _variant(label, found) for label, found in rows.items()}
+    compared = _against_references(variants, reference)
+    measured = [run.run.settings for found in rows.values() for run in found if run.finished]
+    return Results(title, compared, by, _in_common(measured), target, _notes(compared, notes))
+
+
+def _variant(label: str, runs: list[RunResult]) -> VariantResult:
+    done = {run.seed: run.values for run in sorted(runs, key=lambda run: run.seed) if run.finished}
+    spreads = {
+        m.name: spread({seed: values[m.name] for seed, values in done.items()}, m.better)
+        for m in MEASURES
+    }
+    return VariantResult(label, runs[0].keys, runs, spreads)
+
+
+def _against_references(
+    variants: Mapping[str, VariantResult], reference: tuple[str, object] | None
+) -> list[VariantResult]:
+    """Every variant with its paired comparisons; p-values are adjusted over all of them."""
+    references = {
+        label: _reference_of(each, variants, reference) for label, each in variants.items()
+    }
+    against: dict[str, dict[str, Paired]] = {label: {} for label in variants}
+    for m in MEASURES:
+        if not m.better:
+            continue
+        found = {
+            label: paired(
+                variants[label].spreads[m.name].values,
+                variants[other].spreads[m.name].values,
+                m.better,
+            )
+            for label, other in references.items()
+            if other is not None
+        }
+        for label, each in adjusted(found).items():
+            against[label][m.name] = each
+    return [
+        VariantResult(v.label, v.keys, v.runs, v.spreads, references[label], against[label])
+        for label, v in variants.items()
+    ]
+
+
+def _reference_of(
+    variant: VariantResult,
+    variants: Mapping[str, VariantResult],
+    reference: tuple[str, object] | None,
+) -> str | None:
+    if reference is None:
+        return None
+    key, value = reference
+    wanted = {**variant.keys, key: value}
+    for label, other in variants.items():
+        if other is not variant and dict(other.keys) == wanted:
+            return label
+    return None
+
+
+def _in_common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if not settings:
+        return {}
+    first, *others = settings
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
+
+
+def _notes(variants: Sequence[VariantResult], notes: Sequence[str]) -> list[str]:
+    """What the numbers themselves oblige one to say."""
+    said = list(notes)
+    for variant in variants:
+        for status in ("failed", "unfinished", "missing"):
+            seeds = [str(run.seed) for run in variant.runs if run.status == status]
+            if seeds:
+                said.append(f"{variant.label}: {status} with seed {', '.join(seeds)}; left out.")
+    early = [run for variant in variants for run in variant.finished if run.stopped_early]
+    if early:
+        said.append(
+            f"{len(early)} runs ended when they had reached the target: their final accuracy is "
+            "that of this point, and their totals are those up to it."
+        )
+    return said
