@@ -96,6 +96,12 @@ class Run:
         return resolve(load_job(self.path / "config.yml"))
 
     @property
+    def finished(self) -> bool:
+        """Whether the job is over."""
+        rounds = self.rounds
+        return bool(rounds) and rounds[-1]["round"] == self.settings["rounds"]
+
+    @property
     def rounds(self) -> Records:
         return list(_complete_lines(self.path / "rounds.jsonl"))
 
@@ -169,7 +175,7 @@ class RunDirectory:
 
     def _write_job(self) -> None:
         """config.yml has every key, and files by their full path: it is read from anywhere."""
-        job_conf = [{key: _located(key, value)} for key, value in self.job.every_key().items()]
+        job_conf = [{key: located(key, value)} for key, value in self.job.every_key().items()]
         content = {**self.job.cluster, "job_conf": job_conf}
         _write(self.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
 
@@ -252,7 +258,7 @@ def _make_folder(path: Path) -> None:
         raise UserError(f"log_path: cannot make the folder {path} ({error.strerror})") from None
 
 
-def _located(key: str, value: object) -> object:
+def located(key: str, value: object) -> object:
     """A file by its full path."""
     names_file = key in (*FILES, "log_path") and isinstance(value, str)
     if names_file and (key == "log_path" or Path(str(value)).expanduser().exists()):

@@ -16,13 +16,15 @@ from fedsuv_plugin.errors import UserError
 
 COMMANDS = {
     "run": "run a job",
+    "compare": "compare selectors on a job, over seeds, to a table",
+    "report": "tables and pictures from runs that are there",
     "submit": "run a job on a cluster",
     "selectors": "list the installed selectors, or explain one",
     "traces": "build, import, export and show device populations",
     "data": "list, fetch, check and share out data sets",
     "replay": "run a published experiment again",
 }
-DESCRIPTION = "Client selection for FedScale jobs: run them, swap the selector by one key."
+DESCRIPTION = "Client selection for FedScale jobs: run them, swap the selector, compare selectors."
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,7 +41,7 @@ class Progress:
             f"round {done:>{len(str(self._rounds))}}/{self._rounds}  "
             f"clock {record['clock']:,.0f} s  accuracy {self._accuracy}  "
             f"valid {len(record['valid'])}/{len(record['asked'])}  "
-            f"{_minutes(pace * (self._rounds - done))} left"
+            f"{minutes(pace * (self._rounds - done))} left"
         )
 
     def end(self) -> None:
@@ -50,5 +50,8 @@ class Progress:
             print(file=sys.stderr)
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """Minutes and seconds; a question mark where nothing is known yet."""
+    if seconds != seconds:
+        return "?"
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

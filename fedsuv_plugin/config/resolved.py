@@ -33,6 +33,12 @@ def resolve(job: Job) -> ResolvedJob:
     return ResolvedJob(config, params, job.extra, job.cluster, job.source, wanted.needs)
 
 
+def open_shares(job: Job) -> dict[str, float]:
+    """The shares that the job leaves to its selector, and what that one needs of each."""
+    config = resolve(job).config
+    return {key: getattr(config, key) for key in SHARES if getattr(job.config, key) is None}
+
+
 def _kept_shares(job: Job, wanted: frozenset[str]) -> dict[str, Any]:
     """The shares of the data that are kept from training, as the job says or the selector needs."""
     kept = {}

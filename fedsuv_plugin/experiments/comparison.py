@@ -16,19 +16,20 @@ broken off.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from fedsuv_plugin.config.job_file import FILES, load_job
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
+from fedsuv_plugin.config.scales import scaled
 from fedsuv_plugin.errors import UserError, require
+from fedsuv_plugin.experiments.workers import Done, Event, Failed, Tell, over_processes
 from fedsuv_plugin.records import Run, RunDirectory, read_run
 
 Say = Callable[[str], None]  # hears of progress, a line at a time
@@ -39,8 +40,8 @@ R = TypeVar("R")
 PLACE = ("job_name", "log_path")  # keys that say where a run is kept, not what it is
 
 
-def silent(line: str) -> None:
-    """A `Say` that nobody listens to."""
+def silent(line: object) -> None:
+    """A `Say` or a `Tell` that nobody listens to."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Comparison:
     variants: Mapping[str, Overrides | Callable[[int], Overrides]]
     seeds: Sequence[int]
     common: Overrides = field(default_factory=dict)  # keys of every cell; a variant's win over them
+    scale: str = "full"  # of every cell: see config/scales.py
 
     def __post_init__(self) -> None:
         folders = {folder_name(label): label for label in self.variants}
@@ -78,8 +80,9 @@ class Comparison:
     def _cell(self, folder: Path, label: str, seed: int) -> Cell:
         variant = self.variants[label]
         keys = variant(seed) if callable(variant) else variant
-        job = resolve(load_job(self.job_file, {**self.common, **keys, "seed": seed}))
-        return Cell(label, seed, job, folder / folder_name(label) / f"seed{seed}")
+        overrides = {**self.common, **keys, "seed": seed}
+        job, _ = scaled(load_job(self.job_file, overrides), self.scale, overrides)
+        return Cell(label, seed, resolve(job), folder / folder_name(label) / f"seed{seed}")
 
     def run(
         self, folder: Path, workers: int | None = None, say: Say = silent
@@ -90,11 +93,11 @@ class Comparison:
         """
         cells = self.cells(folder)
         for cell in cells:
-            _refuse_another_job(cell)
-        missing = [cell for cell in cells if not _finished(cell)]
+            refuse_another_job(cell)
+        missing = [cell for cell in cells if not is_finished(cell)]
         if len(missing) < len(cells):
             say(f"{len(cells) - len(missing)} of {len(cells)} runs are already in {folder}")
-        run_grid(_run_cell, missing, workers, say, about="accuracy {:.4f}".format)
+        run_grid(_last_accuracy, missing, workers, say, about="accuracy {:.4f}".format)
         by_place = {(cell.label, cell.seed): read_run(cell.path) for cell in cells}
         return {
             label: {seed: by_place[label, seed] for seed in self.seeds} for label in self.variants
@@ -119,24 +122,54 @@ def folder_name(label: str) -> str:
 # ---- run directories: only these functions know how they are written and read
 
 
-def _run_cell(cell: Cell) -> float:
-    """Run a cell to its end, from the beginning or from its last checkpoint; its last accuracy."""
+class Progress(NamedTuple):
+    """How far a cell is."""
+
+    round: int
+    accuracy: float | None  # of the model after this round, where it was evaluated
+
+
+def run_cells(
+    cells: Sequence[Cell], workers: int | None = None, log: Path | None = None
+) -> Iterator[tuple[Cell, Event[None]]]:
+    """Run cells over processes; each tells its `Progress`, and one that fails stops no other."""
+    return over_processes(run_cell, cells, workers, log)
+
+
+def run_cell(cell: Cell, tell: Tell = silent) -> None:
+    """Run a cell to its end, from the beginning or from its last checkpoint."""
     from fedsuv_plugin.engine.launchers import run_job
 
-    if (cell.path / "config.yml").is_file():
+    def on_round(record: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> None:
+        tell(Progress(record["round"], metrics["accuracy"] if metrics else None))
+
+    began = time.monotonic()
+    if _has_begun(cell.path):
         run = RunDirectory.open(cell.path)
     else:
         _remove_what_was_never_begun(cell.path)
         cell.path.mkdir(parents=True)
         run = RunDirectory.begin(cell.path, cell.job)
-    if not run_job(run):
+    if not run_job(run, on_round=on_round):
         raise KeyboardInterrupt  # Ctrl-C ended the job after a round, with a checkpoint
+    earlier = read_run(cell.path).environment.get("wall_seconds", 0.0)
+    run.note(wall_seconds=earlier + time.monotonic() - began)
+
+
+def _last_accuracy(cell: Cell) -> float:
+    """Run a cell; the accuracy it ends with."""
+    run_cell(cell)
     return float(read_run(cell.path).metrics[-1]["accuracy"])
 
 
+def _has_begun(path: Path) -> bool:
+    """Whether a run directory is complete: environment.json is the last file that makes it one."""
+    return (path / "config.yml").is_file() and (path / "environment.json").is_file()
+
+
 def _remove_what_was_never_begun(path: Path) -> None:
-    """A process that dies while it makes a run directory leaves one without a config.yml."""
-    for left in (path / "lock", *path.glob(".config.yml.*.part")):
+    """A process that dies while it makes a run directory leaves one without all of its files."""
+    for left in (path / "lock", path / "config.yml", *path.glob(".*.part")):
         left.unlink(missing_ok=True)
     if path.exists():
         try:
@@ -145,15 +178,12 @@ def _remove_what_was_never_begun(path: Path) -> None:
             raise UserError(f"{path}: expected a run directory, which has a config.yml") from None
 
 
-def _finished(cell: Cell) -> bool:
-    """Whether the last round is recorded; its evaluation is written before it."""
-    if not (cell.path / "config.yml").is_file():
-        return False
-    rounds = read_run(cell.path).rounds
-    return bool(rounds) and rounds[-1]["round"] == cell.job.config.rounds
+def is_finished(cell: Cell) -> bool:
+    """Whether its job has run to its end."""
+    return _has_begun(cell.path) and read_run(cell.path).finished
 
 
-def _refuse_another_job(cell: Cell) -> None:
+def refuse_another_job(cell: Cell) -> None:
     """A folder of an earlier comparison may only be used again for the same jobs."""
     recorded = cell.path / "config.yml"
     if not recorded.is_file():
@@ -224,29 +254,18 @@ def parallel(
 ) -> Iterator[tuple[T, R]]:
     """(item, work(item)) in the order in which they finish, over processes.
 
-    Each process has one torch thread: with more of them than cores, they would fight.
-    """
+    The first error ends it: nothing new begins."""
     workers = min(workers or os.cpu_count() or 1, len(items))
     if workers <= 1:
         for item in items:
             yield item, work(item)
         return
-    # torch does not survive a fork once it has threads, so processes are spawned.
-    context = multiprocessing.get_context("spawn")
-    rest = iter(items)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        running = {pool.submit(work, item): item for item in islice(rest, workers)}
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                item = running.pop(future)
-                result = future.result()
-                # Work is handed out as it is done: after an error or Ctrl-C nothing new begins.
-                for following in islice(rest, 1):
-                    running[pool.submit(work, following)] = following
-                yield item, result
+    for item, event in over_processes(partial(_without_telling, work), items, workers):
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Done):
+            yield item, event.result
 
 
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
+def _without_telling(work: Callable[[T], R], item: T, tell: Tell) -> R:
+    return work(item)

@@ -244,7 +244,7 @@ def measure(run: Run, target: float | None) -> dict[str, float]:
         "probing_share": _ratio(probing, worked + probing),
         "valid_share": _ratio(sum(len(r["valid"]) for r in rounds), n_asked),
         "wasted_share": _ratio(_total(rounds, lambda r: r["wasted"]["client_seconds"]), worked),
-        "asked_share": _ratio(np.count_nonzero(times_asked), clients),
+        "asked_share": _ratio(int(np.count_nonzero(times_asked)), clients),
         "jain": _ratio(
             float(n_asked) ** 2, clients * float((times_asked.astype(float) ** 2).sum())
         ),
@@ -257,7 +257,7 @@ def measure(run: Run, target: float | None) -> dict[str, float]:
 
 
 def _to_target(curve: Curve, target: float | None) -> dict[str, float]:
-    reached = np.flatnonzero(curve.accuracy >= target) if target is not None else []
+    reached = np.flatnonzero(curve.accuracy >= (np.inf if target is None else target))
     costs = {
         "rounds": curve.round,
         "seconds": curve.seconds,

@@ -16,6 +16,7 @@ from fedsuv_plugin.experiments.statistics import Paired, Spread, adjusted, paire
 from fedsuv_plugin.records import Run, read_run
 
 Keys = Mapping[str, object]  # the keys that make a variant, and their values
+SELECTOR = "sample_mode"  # the key that is varied most
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,31 @@ class Results:
 
     def variant(self, label: str) -> VariantResult:
         return next(each for each in self.variants if each.label == label)
+
+
+def label_of(keys: Keys) -> str:
+    """A variant's name: the selector's alone, if nothing else is varied.
+
+    >>> label_of({"sample_mode": "oort", "partition_alpha": 0.1})
+    'oort, partition_alpha=0.1'
+    """
+    parts = [str(v) if key == SELECTOR else f"{key}={v}" for key, v in keys.items()]
+    return ", ".join(parts) or "job"
+
+
+def reference_of(
+    vary: Mapping[str, Sequence[object]], wanted: object = None
+) -> tuple[str, object] | None:
+    """The key by which variants are compared, and its value in the reference.
+
+    Unless one is wanted, it is the selector `random` or, without that, the first value."""
+    key = SELECTOR if SELECTOR in vary else next(iter(vary), None)
+    if key is None:
+        return None
+    values = list(vary[key])
+    if wanted is not None:
+        return key, wanted
+    return key, "random" if key == SELECTOR and "random" in values else values[0]
 
 
 def run_result(

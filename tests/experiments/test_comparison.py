@@ -120,7 +120,7 @@ def test_a_cell_that_was_broken_off_is_gone_on_with(
     os.rename(tmp_path / "runs", tmp_path / "kept")
     original = launchers.run_job
 
-    def killed_in_round_3(run: Any) -> bool:
+    def killed_in_round_3(run: Any, on_round: object) -> bool:
         def kill(record: dict[str, Any], metrics: object) -> None:
             if record["round"] == 3:
                 raise Killed
