@@ -35,6 +35,7 @@ from fedsuv_plugin.errors import UserError
 
 if TYPE_CHECKING:
     from fedsuv_plugin.engine.rounds import Played
+    from fedsuv_plugin.experiments.frames import Frames
 
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
 FORMAT = 2  # of a run directory; those of version 0.1 have none
@@ -108,6 +109,12 @@ class Run:
     @property
     def metrics(self) -> Records:
         return list(_complete_lines(self.path / "metrics.jsonl"))
+
+    def frames(self) -> Frames:
+        """The same as pandas data frames."""
+        from fedsuv_plugin.experiments.frames import frames_of
+
+        return frames_of([self])
 
 
 def read_run(path: str | Path) -> Run:
