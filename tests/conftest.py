@@ -55,6 +55,14 @@ def job(tmp_path: Path) -> MakeJob:
 
 
 @pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """The tests' small job, as a file."""
+    path = tmp_path / "small.yml"
+    path.write_text(yaml.safe_dump({"job_conf": [{key: value} for key, value in SMALL.items()]}))
+    return path
+
+
+@pytest.fixture
 def data_root() -> Path:
     """The folder of real data sets, or a skip that says how to get it."""
     root = os.environ.get("FEDSUV_DATA")

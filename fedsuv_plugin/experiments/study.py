@@ -65,7 +65,8 @@ class Study:
     target: float | None = None  # the accuracy to be reached
     early_stop: bool = False  # a job ends when it has reached the target
     reference: object = None  # the value of the first varied key with which others are compared
-    keep_for: Sequence[str] = ()  # selectors that may be added later, for whose sake data is kept
+    # Selectors that may be added later, for whose sake data is kept.
+    keep_for: Sequence[str] = field(default_factory=list)
     kept: Mapping[str, float] = field(default_factory=dict)  # shares of the data that are kept
 
     # ---- the grid

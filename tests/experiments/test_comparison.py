@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from conftest import SMALL, Killed, records
+from conftest import Killed, records
 
 from fedsuv_plugin.engine import launchers
 from fedsuv_plugin.errors import UserError
@@ -25,14 +24,6 @@ from fedsuv_plugin.experiments.curves import accuracy_curve, last_mean
 from fedsuv_plugin.records import Run
 
 VARIANTS = {"oort": {"sample_mode": "oort"}, "at random": {"sample_mode": "random"}}
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    """The tests' small job, as a file."""
-    path = tmp_path / "small.yml"
-    path.write_text(yaml.safe_dump({"job_conf": [{key: value} for key, value in SMALL.items()]}))
-    return path
 
 
 def timeless(runs: dict[str, dict[int, Run]]) -> dict[str, dict[int, list[Any]]]:
