@@ -18,7 +18,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ import yaml
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.config.job_file import FILES, load_job
+from fedsuv_plugin.config.job_file import by_full_path, load_job
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.environment import environment
 from fedsuv_plugin.errors import UserError
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from fedsuv_plugin.experiments.frames import Frames
 
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
-FORMAT = 2  # of a run directory; those of version 0.1 have none
+FORMAT = 3  # of a run directory; those of version 0.1 have none
 
 
 def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl."""
+    wasted = played.wasted
     return {
         "round": played.round.number,
         "clock": played.round.clock + played.settled.seconds,  # virtual seconds when it is over
@@ -50,7 +51,17 @@ def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, An
         "asked": played.cohort.clients.tolist(),  # FedScale's ids, ascending
         "valid": sorted(played.trained.reports),  # of these, whose update was merged
         "train_loss": played.trained.mean_loss,  # mean of the valid; null: there was none
-        "energy_joules": played.settled.joules,  # of all who were asked
+        # What the round cost: virtual seconds, joules, traffic of all who were asked, ...
+        "client_time": float(played.settled.times.sum()),
+        "energy_joules": played.settled.joules,
+        "megabytes": played.settled.megabytes,  # down and up
+        # ... of these, what went into no model, because it was late, lost or rubbish, ...
+        "wasted": {
+            "client_time": float(played.settled.times[wasted].sum()),
+            "energy_joules": float(played.settled.energy[wasted].sum()),
+        },
+        # ... and on top of it, probes and what was measured for signals. No clock moves for it.
+        "probing": asdict(played.probing),
         "select_seconds": played.cohort.select_seconds,
         "selector": diagnostics,
     }
@@ -98,9 +109,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the job is over."""
-        rounds = self.rounds
-        return bool(rounds) and rounds[-1]["round"] == self.settings["rounds"]
+        """Whether the job is over: its last round, or the accuracy at which it was to end, is
+        recorded, with the round that it came from."""
+        last = max((r["round"] for r in self.rounds), default=0)
+        end = self.settings.get("stop_at_accuracy")
+        there = [m for m in self.metrics if m["round"] == last]
+        reached = end is not None and any(m["accuracy"] >= end for m in there)
+        return reached or last == self.settings["rounds"]
 
     @property
     def rounds(self) -> Records:
@@ -182,7 +197,7 @@ class RunDirectory:
 
     def _write_job(self) -> None:
         """config.yml has every key, and files by their full path: it is read from anywhere."""
-        job_conf = [{key: located(key, value)} for key, value in self.job.every_key().items()]
+        job_conf = [{key: by_full_path(key, value)} for key, value in self.job.every_key().items()]
         content = {**self.job.cluster, "job_conf": job_conf}
         _write(self.path / "config.yml", yaml.safe_dump(content, sort_keys=False))
 
@@ -263,14 +278,6 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"log_path: cannot make the folder {path} ({error.strerror})") from None
-
-
-def located(key: str, value: object) -> object:
-    """A file by its full path."""
-    names_file = key in (*FILES, "log_path") and isinstance(value, str)
-    if names_file and (key == "log_path" or Path(str(value)).expanduser().exists()):
-        return str(Path(str(value)).expanduser().resolve())
-    return value
 
 
 def _write(path: Path, text: str) -> None:

@@ -93,6 +93,14 @@ def _located(name: object, job_file: Path) -> object:
     return name
 
 
+def by_full_path(key: str, value: object) -> object:
+    """The value of a key; a file, and the folder of runs, by its full path."""
+    names_file = key in (*FILES, "log_path") and isinstance(value, str)
+    if names_file and (key == "log_path" or Path(str(value)).expanduser().exists()):
+        return str(Path(str(value)).expanduser().resolve())
+    return value
+
+
 def _job_conf(entries: object) -> dict[str, object]:
     """FedScale's list of one-key maps as one mapping. A key given twice is an error."""
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -16,6 +16,13 @@ class RunKeys(Params):
     log_path: str = param("runs", "folder that holds the run directories [FedScale: ./]")
     seed: int = param(0, "the one seed; the same config gives the same numbers", low=0)
     rounds: int = param(50, "rounds to train (FedScale stops one short of it)", low=1)
+    stop_at_accuracy: float | None = param(
+        None,
+        "the job ends with the first evaluation at which the test accuracy is at least this; none: "
+        "with its last round",
+        above=0,
+        high=1,
+    )
     eval_interval: int = param(5, "rounds between evaluations on the test set", low=1)
     checkpoint_every: int = param(10, "rounds between checkpoints", low=1)
     torch_threads: int = param(

@@ -25,7 +25,7 @@ from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.costs import log_costs
 from fedsuv_plugin.engine.devices import Devices
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
-from fedsuv_plugin.engine.feedback import Keep, ModelFacts, feedback_of
+from fedsuv_plugin.engine.feedback import Ask, ModelFacts, feedback_of
 from fedsuv_plugin.engine.foreign_manager import adopt
 from fedsuv_plugin.engine.judge import Chunk, Judge, accuracy_and_loss
 from fedsuv_plugin.engine.merging import WeightedAverage
@@ -34,14 +34,13 @@ from fedsuv_plugin.engine.public_loss import PublicLoss
 from fedsuv_plugin.engine.roster import wanted_clients
 from fedsuv_plugin.engine.rounds import Cohort, Judgement, Played, Round, Settled, Trained
 from fedsuv_plugin.engine.stock import Aggregator, TorchServerOptimizer
-from fedsuv_plugin.engine.training import ask_clients, train_clients
+from fedsuv_plugin.engine.training import Questions, train_clients
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.records import RunDirectory, metrics_record, round_record
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.signals import (
     DIRECTION,
     GLOBAL_ACCURACY,
-    OPINIONS,
     PUBLIC_LOSS,
     WEIGHTS,
 )
@@ -75,6 +74,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self._on_round = on_round
         self._judge = Judge(pool)
         self._public_loss: PublicLoss | None = None
+        self._reached = False  # the accuracy at which the job is to end
         self._published = False  # the executors have the current model, or will before any task
 
     def init_client_manager(self, args: Namespace) -> Any:
@@ -110,9 +110,13 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         if PUBLIC_LOSS in self.job.needs:
             self._public_loss = PublicLoss(self.config, public_set(self.config))
         judgement = self._evaluate(due=self.round == 0)
-        while self.round < self.config.rounds and not self.stop_after_round.is_set():
+        while not (self.finished or self.stop_after_round.is_set()):
             judgement = self._play(self._begin(judgement))
         self._save_checkpoint()
+
+    @property
+    def finished(self) -> bool:
+        return self._reached or self.round >= self.config.rounds
 
     def stop(self) -> None:
         """Executors hear that the job is over; nobody sleeps."""
@@ -156,18 +160,19 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
 
     def _play(self, now: Round) -> Judgement:
         self._publish()
-        view = self._look(now)
+        questions = Questions(self.pool, self._devices.prices, now)
+        view = self._look(now, questions.ask)
         if self.client_manager.wants_restart(view):
             self.init_model()  # with a fresh server optimizer
             self._publish()
         cohort = self._select(now, view)
         settled = self._devices.settle(now, cohort)
         trained = self._train(now, settled)
-        self.global_virtual_clock += settled.seconds
         self.round_duration = settled.seconds
-        last = now.number == self.config.rounds
-        judgement = self._evaluate(due=last or now.number % self.config.eval_interval == 0)
-        played = Played(now, cohort, settled, trained, judgement)
+        self.global_virtual_clock += settled.seconds
+        judgement = self._evaluate(self.finished or now.number % self.config.eval_interval == 0)
+        measured = self._devices.prices.of_signals(now, self.job.needs, settled.due)
+        played = Played(now, cohort, settled, trained, judgement, questions.bill + measured)
         self.client_manager.finish_round(
             feedback_of(played), now.number, judgement.accuracy, judgement.loss
         )
@@ -183,22 +188,16 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             self.pool.publish(self.round, self.model_weights)
             self._published = True
 
-    def _look(self, now: Round) -> RoundView:
+    def _look(self, now: Round, ask: Ask) -> RoundView:
         """The view of the round, with the clients' answers to what the selector asks first."""
         model = self.model_wrapper.get_model()
         if self._public_loss is not None:
             self._public_loss.follow(model)
         needed = self.job.needs & {DIRECTION, WEIGHTS, PUBLIC_LOSS}
         weights = flat(model.parameters()) if needed else None
-        judgement = now.judgement
-        facts = ModelFacts(judgement.accuracy, judgement.loss, weights, self._public_loss)
+        judged = now.judgement
+        facts = ModelFacts(judged.accuracy, judged.loss, weights, self._public_loss)
         view = self.client_manager.begin_round(now.seats, now.clock, facts, now.cohort_size)
-
-        def ask(kind: str, clients: np.ndarray, keep: Keep) -> Mapping[int, np.ndarray]:
-            if kind == OPINIONS:
-                return self._judge.opinions(clients)
-            return ask_clients(self.pool, now, kind, clients, keep)
-
         return cast(RoundView, self.client_manager.probed(view, ask))
 
     def _select(self, now: Round, view: RoundView) -> Cohort:
@@ -234,6 +233,8 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             tested = self._judge.test(None)
             metrics = self._metrics(tested)
             self.run_directory.append("metrics.jsonl", metrics)
+            end = self.config.stop_at_accuracy
+            self._reached = end is not None and metrics["accuracy"] >= end
         if needed and not (due and samples is None):
             tested = self._judge.test(samples)
         return Judgement(*accuracy_and_loss(tested), metrics)
@@ -265,6 +266,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         return {
             "round": self.round,
             "clock": self.global_virtual_clock,
+            "reached": self._reached,
             "model": self.model_wrapper.state_dict(),
             "client_manager": self.client_manager.state_dict(),
         }
@@ -282,14 +284,13 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             return
         self.round = state["round"]
         self.global_virtual_clock = state["clock"]
+        self._reached = state["reached"]
         self.model_wrapper.load_state_dict(state["model"])
         self._published = False
         self.client_manager.load_state_dict(state["client_manager"])
-        self.run_directory.rewind(self.round)
+        self.run_directory.rewind(self.round or -1)  # the untrained model is tested again
         self.log_writer.close()
-        self.log_writer = SummaryWriter(
-            log_dir=str(self.run_directory.events), purge_step=self.round + 1
-        )
+        self.log_writer = SummaryWriter(str(self.run_directory.events), purge_step=self.round + 1)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,13 @@ from fedsuv_plugin.engine.rounds import Played
 
 
 def log_costs(played: Played, writer: SummaryWriter, wandb: Any | None) -> None:
-    """Energy and valid share to both; accuracy and loss, which FedScale keeps from wandb, to it."""
+    """Energy, valid share and probing to both; to wandb also what FedScale keeps from it."""
     number = played.round.number
-    costs = {"Train/energy (J)": played.settled.joules, "Train/valid share": played.valid_share}
+    costs = {
+        "Train/energy (J)": played.settled.joules,
+        "Train/valid share": played.valid_share,
+        "Train/probing (client s)": played.probing.client_time,
+    }
     for name, value in costs.items():
         writer.add_scalar(name, value, number)
     if wandb is not None:

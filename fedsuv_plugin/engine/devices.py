@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsuv_plugin.config.keys import JobConfig
+from fedsuv_plugin.engine.bill import Prices, megabytes
 from fedsuv_plugin.engine.rounds import Cohort, Round, Settled
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.traces.clock import Work, durations, energy, fluctuation, settle
@@ -21,6 +22,7 @@ class Devices:
             len(sizes), config.device_conf_file, config.device_avail_file
         )
         self.work = Work.of(config, model_kbit, sizes)
+        self.prices = Prices(config, self.population, self.work, sizes)
 
     def settle(self, now: Round, cohort: Cohort) -> Settled:
         """Who makes it. Whoever is asked spends its energy, also if it turns out to be late."""
@@ -31,14 +33,15 @@ class Devices:
         computing = computing * factor
         communicating = communicating * factor
         times = computing + communicating
-        joules = energy(self.population, rows, computing, communicating).sum()
+        joules = energy(self.population, rows, computing, communicating)
         online = self.population.online(now.clock + times, rows)
         wanted = len(rows) if now.wanted is None else now.wanted
         settlement = settle(times, online, wanted, config.round_deadline)
         order = np.argsort(times[settlement.valid], kind="stable")
         in_time = cohort.clients[settlement.valid][order]
         due = in_time[self._arrives(now, in_time)]
-        return Settled(times, float(joules), due, settlement.seconds)
+        traffic = len(rows) * megabytes(self.work.upload_kbit + self.work.download_kbit)
+        return Settled(times, joules, due, settlement.seconds, traffic)
 
     def _arrives(self, now: Round, clients: np.ndarray) -> np.ndarray:
         """Whose update reaches the server, (m,) bool: see `upload_success`.

@@ -34,6 +34,24 @@ class Round:
     judgement: Judgement  # of the model it begins with
 
 
+@dataclass(frozen=True)
+class Bill:
+    """What clients did beside the training that goes into the model."""
+
+    clients: int = 0  # answers that were asked for; a client asked twice counts twice
+    client_time: float = 0.0  # virtual seconds
+    energy_joules: float = 0.0
+    megabytes: float = 0.0
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(
+            self.clients + other.clients,
+            self.client_time + other.client_time,
+            self.energy_joules + other.energy_joules,
+            self.megabytes + other.megabytes,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Those who are asked to train."""
@@ -47,9 +65,14 @@ class Settled:
     """Who of the cohort makes it, and what it costs."""
 
     times: np.ndarray  # (m,) virtual seconds of each client of the cohort
-    joules: float  # spent by everyone who was asked, also by those who come too late
+    energy: np.ndarray  # (m,) joules that each spends, also if it comes too late
     due: np.ndarray  # ids whose updates reach the server, in the order of completion
     seconds: float  # how long the round lasts
+    megabytes: float = 0.0  # to and from all of them
+
+    @property
+    def joules(self) -> float:
+        return float(self.energy.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +101,12 @@ class Played:
     settled: Settled
     trained: Trained
     judgement: Judgement  # of the model it ends with
+    probing: Bill = Bill()  # questions before it, and what was measured along with updates
+
+    @property
+    def wasted(self) -> np.ndarray:
+        """Of those who were asked, whose work went into no model, (m,) bool."""
+        return ~np.isin(self.cohort.clients, list(self.trained.reports))
 
     @property
     def valid_share(self) -> float:

@@ -9,11 +9,32 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.config.keys import JobConfig
+from fedsuv_plugin.engine.bill import Prices
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import Keep
+from fedsuv_plugin.engine.judge import Judge
 from fedsuv_plugin.engine.merging import Merge, Update, Weights
-from fedsuv_plugin.engine.rounds import Round, Trained
+from fedsuv_plugin.engine.rounds import Bill, Round, Trained
 from fedsuv_plugin.engine.task import PROBE, TRAIN
+from fedsuv_plugin.selectors.signals import OPINIONS
+
+
+class Questions:
+    """Puts the probes of a round to its clients, and adds up what they cost them."""
+
+    def __init__(self, pool: ExecutorPool, prices: Prices, now: Round):
+        self.bill = Bill()
+        self._pool = pool
+        self._judge = Judge(pool)
+        self._prices = prices
+        self._now = now
+
+    def ask(self, kind: str, clients: np.ndarray, keep: Keep) -> Mapping[int, np.ndarray]:
+        """What each client answers, as far as `keep` keeps it."""
+        self.bill += self._prices.of_probe(self._now, kind, clients)
+        if kind == OPINIONS:
+            return self._judge.opinions(clients)
+        return ask_clients(self._pool, self._now, kind, clients, keep)
 
 
 def ask_clients(

@@ -208,14 +208,14 @@ def curve_of(rounds: Records, metrics: Records) -> Curve:
     return Curve(
         round=np.array([m["round"] for m in metrics]),
         seconds=np.array([m["clock"] for m in metrics], float),
-        client_seconds=upto("client_seconds"),
+        client_seconds=upto("client_time"),
         joules=upto("energy_joules"),
         megabytes=upto("megabytes"),
         accuracy=np.array([m["accuracy"] for m in metrics], float),
     )
 
 
-COSTS = ("client_seconds", "energy_joules", "megabytes")
+COSTS = ("client_time", "energy_joules", "megabytes")
 
 
 def _cost(record: Mapping[str, Any], name: str) -> float:
@@ -232,8 +232,8 @@ def measure(run: Run, target: float | None) -> dict[str, float]:
     n_asked = sum(len(ids) for ids in asked)
     times_asked = np.bincount(np.concatenate([*asked, np.zeros(0, np.int64)]))
     clients = int(run.environment.get("clients", np.count_nonzero(times_asked)))
-    probing = _total(rounds, lambda r: r["probing"]["client_seconds"])
-    worked = _total(rounds, lambda r: r["client_seconds"])
+    probing = _total(rounds, lambda r: r["probing"]["client_time"])
+    worked = _total(rounds, lambda r: r["client_time"])
     found = {
         "final_accuracy": _end(metrics, "accuracy", run.settings["rounds"]),
         "best_accuracy": float(curve.accuracy.max()),
@@ -243,7 +243,7 @@ def measure(run: Run, target: float | None) -> dict[str, float]:
         "megabytes": float(curve.megabytes[-1]),
         "probing_share": _ratio(probing, worked + probing),
         "valid_share": _ratio(sum(len(r["valid"]) for r in rounds), n_asked),
-        "wasted_share": _ratio(_total(rounds, lambda r: r["wasted"]["client_seconds"]), worked),
+        "wasted_share": _ratio(_total(rounds, lambda r: r["wasted"]["client_time"]), worked),
         "asked_share": _ratio(int(np.count_nonzero(times_asked)), clients),
         "jain": _ratio(
             float(n_asked) ** 2, clients * float((times_asked.astype(float) ** 2).sum())

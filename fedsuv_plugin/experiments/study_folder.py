@@ -12,13 +12,12 @@ import yaml
 
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.config.job_file import load_job, read_yaml
+from fedsuv_plugin.config.job_file import by_full_path, load_job, read_yaml
 from fedsuv_plugin.config.resolved import open_shares
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.experiments.results import SELECTOR
 from fedsuv_plugin.experiments.study import JOB_FILE, STUDY_FILE, Study
 from fedsuv_plugin.params import refuse_unknown
-from fedsuv_plugin.records import located
 from fedsuv_plugin.selectors.signals import SHARES
 
 
@@ -138,7 +137,7 @@ def _check_grid(study: Study, job_file: str | Path) -> None:
 def _same_study(there: Study, here: Study, job: Job) -> Study:
     """The study that is there, if `here` only asks for more of it."""
     old = load_job(there.folder / JOB_FILE).flat()
-    new = {key: located(key, value) for key, value in job.flat().items()}
+    new = {key: by_full_path(key, value) for key, value in job.flat().items()}
     compared = [
         *((key, old.get(key), new.get(key)) for key in {**old, **new}),
         ("the varied keys", list(there.vary), list(here.vary)),
@@ -163,6 +162,6 @@ def _same_study(there: Study, here: Study, job: Job) -> Study:
 
 def _write_job(job: Job, folder: Path) -> None:
     """The job file, as it was when the study was made; files by their full path."""
-    entries = [{key: located(key, value)} for key, value in job.flat().items()]
+    entries = [{key: by_full_path(key, value)} for key, value in job.flat().items()]
     text = yaml.safe_dump({**job.cluster, "job_conf": entries}, sort_keys=False)
     replace_file(folder / JOB_FILE, lambda file: file.write(text.encode()))

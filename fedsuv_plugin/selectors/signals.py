@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+TRAINING = "training"  # all samples that a client trains on in the course of the job
+SEEN = "seen"  # those that it trains on this time
+HELD_OUT = "held_out"  # those that it keeps for its opinions
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -20,6 +24,13 @@ class Signal:
     with_update: bool = False  # a client sends it along with its update
     as_probe: bool = False  # a client answers it outside a round
     trains: bool = False  # as a probe it is asked of the model the client has trained for it
+    # What it costs a client: so many forward passes over its samples, and what it sends as the
+    # answer to a probe, for which it also receives the model. Along with an update, only the passes
+    # cost something: weights are part of the update, and a number is nothing beside it.
+    passes: int = 0
+    over: str = TRAINING  # TRAINING, SEEN or HELD_OUT
+    sends_model: bool = False  # something of the model's size; else a number
+    by_client: bool = True  # whether a client has anything to do or to send for it
     from_server: bool = False  # the server computes it
     kept: str = ""  # the share, in words: what it is of, and what it is kept for
     share: str | None = None  # the job key that says how much data is kept for it ...
@@ -37,7 +48,11 @@ def _declare(name: str, meaning: str, **properties: bool | str | float) -> str:
 
 # Asked of clients.
 ACCURACY_GAIN = _declare(
-    "accuracy_gain", "accuracy on the samples trained on, after minus before", with_update=True
+    "accuracy_gain",
+    "accuracy on the samples trained on, after minus before",
+    with_update=True,
+    passes=2,
+    over=SEEN,
 )
 DIRECTION = _declare(
     "direction",
@@ -45,21 +60,29 @@ DIRECTION = _declare(
     with_update=True,
     as_probe=True,
     trains=True,
+    sends_model=True,
 )
 WEIGHTS = _declare(
-    "weights", "own weights after training, flat", with_update=True, as_probe=True, trains=True
+    "weights",
+    "own weights after training, flat",
+    with_update=True,
+    as_probe=True,
+    trains=True,
+    sends_model=True,
 )
 LOSS = _declare(
     "loss",
     "mean loss of the received model on the client's own training data",
     with_update=True,
     as_probe=True,
+    passes=1,
 )
 INTERVIEW_ACCURACY = _declare(
     "interview_accuracy",
     "accuracy on the server's interview set: of the client's own model, as a probe of the received",
     with_update=True,
     as_probe=True,
+    by_client=False,  # the server has the interview set, and the weights that come with an update
     share="interview_fraction",
     kept="of the test set for interviews",
     default_share=0.2,
@@ -68,6 +91,8 @@ OPINIONS = _declare(
     "opinions",
     "accuracy of the received model on the client's own held-out data",
     as_probe=True,
+    passes=1,
+    over=HELD_OUT,
     share="holdout_fraction",
     kept="of each client's samples for its opinions",
     default_share=0.2,

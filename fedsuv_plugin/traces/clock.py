@@ -71,6 +71,11 @@ def durations(
     return computing, uploading + downloading
 
 
+def inference(population: Population, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Seconds that `rows` take to put so many samples through the model without training."""
+    return np.asarray(samples * population.ms_per_sample[rows] / 1000.0)
+
+
 def energy(
     population: Population, rows: np.ndarray, computing: np.ndarray, communicating: np.ndarray
 ) -> np.ndarray:

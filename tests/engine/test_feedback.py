@@ -20,7 +20,7 @@ def played() -> Played:
     return Played(
         Round(3, 100.0, 3, 3, None, 0.1, Judgement()),
         Cohort(np.array([2, 5, 7]), 0.0),
-        Settled(np.array([1.5, 9.0, 2.5]), 0.0, np.array([2, 7]), 9.0),
+        Settled(np.array([1.5, 9.0, 2.5]), np.zeros(3), np.array([2, 7]), 9.0),
         Trained(reports),
         Judgement(0.5, 1.25),
     )

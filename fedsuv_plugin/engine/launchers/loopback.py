@@ -24,7 +24,7 @@ def launch(run: RunDirectory, executors: int, on_round: OnRound) -> bool:
     pool.executor.start()
     with stop_on_interrupt(aggregator):
         aggregator.run()
-    return aggregator.round == run.job.config.rounds
+    return aggregator.finished
 
 
 class LoopbackPool(ExecutorPool):

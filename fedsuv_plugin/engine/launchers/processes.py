@@ -34,7 +34,7 @@ def launch(run: RunDirectory, executors: int, on_round: OnRound) -> bool:
         _executors(job, executors, run.path / "executors.log", pool),
     ):
         aggregator.run()
-    return aggregator.round == job.config.rounds
+    return aggregator.finished
 
 
 def free_port() -> int:
