@@ -92,7 +92,8 @@ class Study:
         """The jobs that have not run to their end, those that take longest first.
 
         Else the last one to begin would keep one core busy while the others have nothing to do."""
-        return sorted((cell for cell in self.cells if not is_finished(cell)), key=effort)[::-1]
+        missing = [cell for cell in self.cells if not is_finished(cell)]
+        return sorted(missing, key=lambda cell: -effort(cell))
 
     # ---- running it
 
