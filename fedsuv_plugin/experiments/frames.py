@@ -14,6 +14,8 @@ from fedsuv_plugin.records import Records, Run, read_run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedsuv_plugin.experiments.results import Results
+
 
 @dataclass(frozen=True, eq=False)
 class Frames:
@@ -42,6 +44,18 @@ def read_runs(pattern: str | Path) -> Frames:
     if not found:
         raise UserError(f"{pattern}: expected a pattern that matches run directories")
     return frames_of([read_run(path) for path in found])
+
+
+def table_of(results: Results) -> pd.DataFrame:
+    """A row a variant, its cells as the report shows them: mean ± half of the 95 % interval."""
+    import pandas as pd
+
+    from fedsuv_plugin.experiments.report.cells import cell, heading, known
+
+    shown = known(results)
+    rows = {v.label: [cell(measure, v) for measure in shown] for v in results.variants}
+    head = [heading(measure) for measure in shown]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=head)
 
 
 def _whose(run: Run) -> dict[str, object]:

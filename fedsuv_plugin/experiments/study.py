@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -46,6 +47,10 @@ from fedsuv_plugin.experiments.results import (
 )
 from fedsuv_plugin.experiments.workers import Event, Failed
 from fedsuv_plugin.selectors.signals import SHARES, SIGNALS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 STUDY_FILE = "study.yml"
 JOB_FILE = "job.yml"
@@ -142,6 +147,18 @@ class Study:
         return results_of(
             title, runs, list(self.vary), self._compared_with, self.target, self.notes
         )
+
+    def table(self) -> pd.DataFrame:
+        """What came out, as a data frame: a row a variant."""
+        from fedsuv_plugin.experiments.frames import table_of
+
+        return table_of(self.results())
+
+    def plot(self, by: str = "round") -> Figure:
+        """The accuracy of every variant by `round`, `time`, `energy` or `client_seconds`."""
+        from fedsuv_plugin.experiments.report import accuracy_figure
+
+        return accuracy_figure(self.results(), by)
 
     @property
     def _compared_with(self) -> tuple[str, object] | None:
