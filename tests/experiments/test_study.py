@@ -21,6 +21,7 @@ from fedsuv_plugin.experiments.study_folder import (
 )
 from fedsuv_plugin.experiments.workers import Done, Failed
 
+Vary = dict[str, list[object]]
 QUICK = {"rounds": 2, "eval_interval": 1}
 
 
@@ -44,7 +45,7 @@ def run(study: Study, workers: int = 1) -> dict[str, object]:
 
 
 def test_all_combinations_are_variants(job_file: Path) -> None:
-    vary = {"sample_mode": ["random", "oort"], "partition_alpha": [0.1, 1]}
+    vary: Vary = {"sample_mode": ["random", "oort"], "partition_alpha": [0.1, 1]}
     study = make_study(job_file, job_file.parent / "s", vary, [3, 1], set=QUICK)
     assert list(study.variants) == [
         "random, partition_alpha=0.1",
@@ -202,7 +203,7 @@ def test_the_reference_is_random_or_the_first_or_as_asked(job_file: Path) -> Non
 
 
 def test_a_variant_is_compared_with_the_reference_of_its_own_world(job_file: Path) -> None:
-    vary = {"sample_mode": ["random", "oort"], "partition_alpha": [0.1, 1]}
+    vary: Vary = {"sample_mode": ["random", "oort"], "partition_alpha": [0.1, 1]}
     study = make_study(job_file, job_file.parent / "s", vary, [0], set=QUICK)
     references = {variant.label: variant.reference for variant in study.results().variants}
     assert references["oort, partition_alpha=1"] == "random, partition_alpha=1"

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedsuv_plugin.experiments.measures import BY_NAME, MEASURES, Measure
 from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
-from fedsuv_plugin.experiments.statistics import Paired
+from fedsuv_plugin.experiments.statistics import Paired, in_words
 
 REACHED = "rounds_to_target"  # a run that does not have this number did not reach the target
 NOT_REACHED = "not reached"
@@ -26,7 +26,7 @@ def known(results: Results, short: bool = False) -> list[Measure]:
     return [
         measure
         for measure in MEASURES
-        if (measure.short or not short) and any(_says(v, measure) for v in results.variants)
+        if (measure.short or not short) and _says_something(results, measure)
     ]
 
 
@@ -39,10 +39,11 @@ def compared(results: Results) -> list[Measure]:
     ]
 
 
-def _says(variant: VariantResult, measure: Measure) -> bool:
-    """Whether there is a number. That no seed reached the target says something too."""
-    values = variant.spreads[measure.name].values.values()
-    return any(np.isfinite(value) for value in values)
+def _says_something(results: Results, measure: Measure) -> bool:
+    """Whether a run has this number. That none reached the target is shown, not left out."""
+    if measure.name == REACHED and results.target is not None:
+        return any(run.finished for run in results.runs)
+    return any(np.isfinite(run.values.get(measure.name, np.nan)) for run in results.runs)
 
 
 def heading(measure: Measure) -> str:
@@ -100,7 +101,7 @@ def best(measure: Measure, variants: Sequence[VariantResult]) -> set[str]:
         return set()
     top = number(measure, max(means.values(), key=lambda mean: measure.better * mean))
     found = {label for label, mean in means.items() if number(measure, mean) == top}
-    return found if len(found) < len(variants) else set()
+    return found if len(found) < len(means) or len(means) == 1 else set()
 
 
 # ---- against the reference
@@ -144,6 +145,10 @@ def probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
+def words(paired: Paired) -> str:
+    return in_words(paired) if paired.n else "no seed that both have finished"
+
+
 # ---- sentences that stand in every report
 
 
@@ -160,7 +165,7 @@ def references(results: Results) -> list[str]:
 def introduction(results: Results) -> str:
     """What was compared, in a paragraph."""
     seeds = results.seeds
-    text = f"{plural(len(results.variants), 'variant')} of the job {results.title}"
+    text = f"A comparison of {plural(len(results.variants), 'variant')} of the job {results.title}"
     if results.by:
         text += f", which differ in {_listed(results.by)}"
     text += f", with {plural(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"

@@ -21,10 +21,10 @@ from fedsuv_plugin.experiments.report.cells import (
     record,
     seed_cell,
     target,
+    words,
 )
 from fedsuv_plugin.experiments.report.tables import plain
 from fedsuv_plugin.experiments.results import Results, VariantResult
-from fedsuv_plugin.experiments.statistics import in_words
 from fedsuv_plugin.tables import markdown
 
 SEED_BY_SEED = ("final_accuracy", "rounds_to_target")
@@ -80,7 +80,7 @@ def _against(results: Results) -> Iterator[str]:
         "Mean of the differences of each seed with its 95 % interval; seeds won, lost and tied; "
         "p of the paired t-test, adjusted for the number of variants (Benjamini and Hochberg)."
     )
-    head = ["variant", "against", "difference", "95 % interval", "won–lost–tied", "p", "in words"]
+    head = ["variant", "against", "difference", "95 % interval", "won, lost, tied", "p", "in words"]
     for measure in measures:
         yield f"### {measure.heading}{', percentage points' if measure.share else ''}"
         rows = [
@@ -91,7 +91,7 @@ def _against(results: Results) -> Iterator[str]:
                 interval(measure, paired),
                 record(paired),
                 probability(paired.p_adjusted),
-                in_words(paired),
+                words(paired),
             ]
             for v in results.variants
             if (paired := v.against.get(measure.name))

@@ -1,0 +1,294 @@
+"""report.html: a comparison as one file that opens from the disk and fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedsuv_plugin.experiments.measures import Measure
+from fedsuv_plugin.experiments.report.cells import (
+    best,
+    cell,
+    compared,
+    difference,
+    explanation,
+    heading,
+    interval,
+    introduction,
+    known,
+    probability,
+    record,
+    relative,
+    seed_cell,
+    words,
+)
+from fedsuv_plugin.experiments.report.charts import draw_chart, draw_map, line_sample, palette
+from fedsuv_plugin.experiments.report.material import Material
+from fedsuv_plugin.experiments.report.series import Chart
+from fedsuv_plugin.experiments.report.tables import plain
+from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading of a sortable table."""
+
+    heading: str
+    meaning: str = ""
+    descending: bool = False  # what the first click sorts by: the best comes first
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table, and the number it is sorted by; an empty key comes last."""
+
+    text: str
+    key: str | None = None  # none: it is sorted by its text
+    css: str = ""
+    seeds: str = ""  # each seed's value, shown as a tooltip
+    link: str = ""
+    folds: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row, and the rows of its seeds, which it unfolds."""
+
+    cells: Sequence[Cell]
+    seeds: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    columns: Sequence[Column]
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a tab shows."""
+
+    id: str
+    title: str
+    content: object  # SVG or a Table
+
+
+def page_html(results: Results, material: Material, folder: Path) -> str:
+    """The page as text. Names and reasons come from users and are escaped by Jinja."""
+    jinja = Environment(
+        loader=PackageLoader("fedsuv_plugin.experiments", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    assert jinja.loader is not None
+    script = jinja.loader.get_source(jinja, "page.js")[0]
+    against = [_against(measure, results) for measure in compared(results)]
+    contents = [
+        ("results", "Results"),
+        *([("reference", "Against the reference")] if against else []),
+        *([("curves", "Accuracy"), ("validity", "Whose work counted")] if material.curves else []),
+        *([("cohorts", "Who was asked")] if material.maps else []),
+        ("measures", "Measures"),
+        ("runs", "Runs"),
+        ("settings", "Settings"),
+    ]
+    return jinja.get_template("page.html").render(
+        results=results,
+        policy=_policy(script),
+        palette=palette(),
+        script=script,
+        introduction=introduction(results),
+        explanation=explanation(results),
+        contents=contents,
+        short=_variants_table("results", known(results, short=True), results),
+        complete=_variants_table("all measures", known(results), results),
+        against=against,
+        curves=_drawn(material.curves),
+        validity=_drawn(material.validity),
+        by_deadline=_drawn(material.by_deadline),
+        deadline=_deadline(results),
+        variants=_legend(material.curves),
+        deadline_variants=_legend(material.by_deadline),
+        maps=[
+            {"label": each.label, "seed": each.seed, "content": draw_map(found, each.label)}
+            for each, found in material.maps.items()
+        ],
+        map_seeds=sorted({run.seed for run in material.maps}),
+        binned=any(found.binned for found in material.maps.values()),
+        measures=known(results),
+        runs=_runs_table(results, folder),
+        settings=[(key, plain(value)) for key, value in results.settings.items()],
+        environment=list(_environment(results)),
+    )
+
+
+def _policy(script: str) -> str:
+    """Nothing may be fetched, and no script may run but the page's own."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+# ---- tables
+
+
+def _column(measure: Measure) -> Column:
+    return Column(heading(measure), measure.meaning, descending=measure.better > 0)
+
+
+def _variants_table(name: str, measures: Sequence[Measure], results: Results) -> Table:
+    bold = {measure.name: best(measure, results.variants) for measure in measures}
+    groups = []
+    for variant in results.variants:
+        cells = [Cell(variant.label, folds=True), Cell(str(len(variant.finished)))]
+        for measure in measures:
+            spread = variant.spreads[measure.name]
+            order = spread.mean if math.isfinite(spread.mean) else spread.median
+            cells.append(
+                Cell(
+                    cell(measure, variant),
+                    key=_key(order),
+                    css="best" if variant.label in bold[measure.name] else "",
+                    seeds=_each_seed(measure, variant),
+                )
+            )
+        seeds = [
+            [f"seed {run.seed}", "", *(seed_cell(measure, run) for measure in measures)]
+            for run in variant.runs
+        ]
+        groups.append(Group(cells, seeds))
+    columns = [Column("variant", left=True), Column("seeds", "finished runs", descending=True)]
+    return Table(name, [*columns, *map(_column, measures)], groups)
+
+
+def _each_seed(measure: Measure, variant: VariantResult) -> str:
+    return "\n".join(f"seed {run.seed}: {seed_cell(measure, run)}" for run in variant.runs)
+
+
+def _key(value: float) -> str:
+    return repr(float(value)) if math.isfinite(value) else ""
+
+
+def _against(measure: Measure, results: Results) -> Panel:
+    groups = []
+    for variant in results.variants:
+        paired = variant.against.get(measure.name)
+        if paired is None:
+            continue
+        groups.append(
+            Group(
+                [
+                    Cell(variant.label),
+                    Cell(variant.reference or "", css="left"),
+                    Cell(difference(measure, paired), _key(paired.difference)),
+                    Cell(interval(measure, paired), _key(paired.low)),
+                    Cell(record(paired), str(paired.wins - paired.losses)),
+                    Cell(probability(paired.p_adjusted), _key(paired.p_adjusted)),
+                    Cell(words(paired), css="words"),
+                ]
+            )
+        )
+    unit = ", points" if measure.share else ""
+    columns = [
+        Column("variant", left=True),
+        Column("against", left=True),
+        Column(f"difference{unit}", descending=measure.better > 0),
+        Column(f"95 % interval{unit}", descending=measure.better > 0),
+        Column("won, lost, tied", descending=True),
+        Column("p, adjusted"),
+        Column("in words", left=True),
+    ]
+    name = f"{measure.heading} against the reference"
+    return Panel(f"against-{measure.name}", measure.heading, Table(name, columns, groups))
+
+
+def _runs_table(results: Results, folder: Path) -> Table:
+    measures = known(results)
+    groups = [
+        Group(
+            [
+                Cell(run.label, link=_link(run, folder)),
+                Cell(str(run.seed)),
+                Cell(": ".join(filter(None, [run.status, run.reason])), css="left"),
+                *(
+                    Cell(seed_cell(m, run) if run.finished else "–", _key(_value(run, m)))
+                    for m in measures
+                ),
+            ]
+        )
+        for run in results.runs
+    ]
+    columns = [Column("variant", left=True), Column("seed"), Column("status", left=True)]
+    return Table("runs", [*columns, *map(_column, measures)], groups)
+
+
+def _value(run: RunResult, measure: Measure) -> float:
+    return run.values.get(measure.name, math.nan)
+
+
+def _link(run: RunResult, folder: Path) -> str:
+    """Where the run is; nothing where it left no directory."""
+    return quote(relative(run.path, folder)) + "/" if run.path.is_dir() else ""
+
+
+# ---- pictures and facts
+
+
+def _drawn(charts: Sequence[Chart]) -> list[Panel]:
+    """`validity` is the name of two charts, so the title is part of the id."""
+    ids = [f"{chart.name}-{chart.title}".replace(" ", "-") for chart in charts]
+    return [
+        Panel(id, chart.title, draw_chart(chart, f"clip-{id}"))
+        for id, chart in zip(ids, charts, strict=True)
+    ]
+
+
+def _legend(charts: Sequence[Chart]) -> list[dict[str, object]]:
+    lines = charts[0].lines if charts else []
+    return [
+        {"label": line.label, "style": line.style, "sample": line_sample(line.style)}
+        for line in lines
+    ]
+
+
+def _deadline(results: Results) -> str:
+    if "round_deadline" in results.by or "round_deadline" not in results.settings:
+        return ""
+    seconds = results.settings["round_deadline"]
+    return "Rounds had no deadline." if seconds is None else f"A round had {seconds:g} s."
+
+
+def _environment(results: Results) -> Iterator[tuple[str, str]]:
+    """What the runs ran with; where they differ, every value that there was."""
+    found: dict[str, list[str]] = {}
+    for run in (run for run in results.runs if run.finished):
+        facts = run.run.environment
+        packages = facts.get("packages", {})
+        known_facts = {
+            "fedsuv_plugin": packages.get("fedsuv_plugin"),
+            "revision": facts.get("git_revision"),
+            "command": " ".join(facts.get("command", [])),
+            "python": facts.get("python"),
+            "platform": facts.get("platform"),
+            **{name: version for name, version in packages.items() if name != "fedsuv_plugin"},
+        }
+        for name, value in known_facts.items():
+            values = found.setdefault(name, [])
+            if value and str(value) not in values:
+                values.append(str(value))
+    for name, values in found.items():
+        if name == "command" and len(values) > 1:
+            values = [f"{values[0]} (of the first run; the others differ)"]
+        yield name, " | ".join(values)
