@@ -20,8 +20,10 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 
 # Client manager -> module and class of its selector, under fedsuv_plugin.selectors.
 SELECTORS = {
+    "AflClientManager": "baselines.afl:Afl",
     "BPUCBClientManager": "bp_ucb:BPUCB",
     "DivflClientManager": "baselines.divfl:Divfl",
+    "FedCorClientManager": "baselines.fedcor:FedCor",
     "FedSUVClientManager": "fedsuv:FedSUV",
     "FilflClientManager": "filfl:Filfl",
     "GpflClientManager": "gpfl:Gpfl",

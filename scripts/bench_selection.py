@@ -15,6 +15,11 @@ and an exact Gaussian process of nearly 1,024 points.
 divfl knows a direction of 10,000 numbers of every client. Its first selection computes the
 distances of all of them, so it takes part with up to 10,000 clients only.
 
+afl and fedcor ask clients for their losses, which everyone answers; the answers are not timed. They
+play only the rounds of fedcor's warm-up, all with losses, instead of `--rounds`. The first round
+after it is in the column `first`: fedcor trains 1000 steps there. Its timed rounds have 100 more
+steps among them, which is the slowest.
+
 Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is
 reported. The bundled Oort fails on NumPy 2, because `from numpy import *` shadows builtins; here
 they are put back.
@@ -30,7 +35,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
@@ -38,16 +43,25 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    ClientTable,
+    ProbeAnswer,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
+from fedsuv_plugin.selectors.baselines.afl import Afl, AflParams
 from fedsuv_plugin.selectors.baselines.divfl import Divfl, DivflParams
+from fedsuv_plugin.selectors.baselines.fedcor import FedCor, FedCorParams
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
-from fedsuv_plugin.selectors.signals import ACCURACY_GAIN, DIRECTION
+from fedsuv_plugin.selectors.signals import ACCURACY_GAIN, DIRECTION, LOSS
 
 COHORT = 20
 SIZES = (1_000, 3_500, 10_000, 100_000, 1_000_000)
 BUNDLED = "bundled oort"
-NAMES = ("fedsuv", "oort", "random", "divfl", BUNDLED)
+NAMES = ("fedsuv", "oort", "random", "divfl", "afl", "fedcor", BUNDLED)
+ASKING = ("afl", "fedcor")  # they ask for losses and play their own warm-up
 PARAMETERS = 10_000  # of the model whose directions divfl gets
 DIVFL_CLIENTS = 10_000  # at most
 
@@ -85,6 +99,17 @@ class World:
             round=t, total_rounds=1000, clock=0.0, online=self.online, clients=self.clients
         )
 
+    def answered(self, selector: Selector, view: RoundView) -> RoundView:
+        """The view with everyone's loss, if the selector asks for it; it falls with the rounds."""
+        question = selector.probe(view)
+        if question is None or question.kind != LOSS:
+            return view
+        rng = np.random.default_rng([4, view.round])
+        common = rng.normal(size=(4, 1)) * np.stack([self._utility**i for i in range(4)]) / 4**3
+        loss = 2 * 0.99**view.round + 0.01 * common.sum(axis=0)
+        loss += 0.01 * rng.normal(size=len(self.clients))
+        return replace(view, probe=ProbeAnswer(LOSS, question.rows, loss[question.rows]))
+
     def outcome(self, t: int, rows: np.ndarray | None = None) -> RoundOutcome:
         """What becomes of `rows`, or of 20 random clients; the same in every process."""
         rng = np.random.default_rng([2, t])
@@ -92,7 +117,7 @@ class World:
         seconds = self.clients.expected_duration[rows] * rng.lognormal(0, 0.1, len(rows))
         valid = seconds < 15
         loss = np.where(valid, self._utility[rows] * rng.lognormal(0, 0.2, len(rows)), 0)
-        signals = {ACCURACY_GAIN: np.where(valid, 0.1, 0.0)}
+        signals = {ACCURACY_GAIN: np.where(valid, 0.1, 0.0), LOSS: loss}
         if self._directions:
             signals[DIRECTION] = rng.normal(size=(len(rows), PARAMETERS)) * valid[:, None]
         return RoundOutcome(
@@ -148,6 +173,10 @@ def make(name: str, clients: ClientTable) -> Any:
         return Random(NoParams(), clients, rng)
     if name == "oort":
         return Oort(OortParams(), clients, rng)
+    if name == "afl":
+        return Afl(AflParams(), clients, rng)
+    if name == "fedcor":
+        return FedCor(FedCorParams(), clients, rng)
     if name == "divfl":
         divfl = Divfl(DivflParams(), clients, rng)
         for row in range(len(clients)):
@@ -167,13 +196,22 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
         torch.set_num_threads(threads)
     world = World(n, directions=name == "divfl")
     selector: Selector | BundledOort = make(name, world.clients)
-    if not play:
+    asks = name in ASKING
+    if asks:
+        rounds = FedCorParams().warmup + 1
+        for t in range(1, rounds + 1):
+            rows = selector.select(world.answered(selector, world.view(t)), COHORT)
+            selector.update(world.outcome(t, rows))
+    elif not play:
         for t in range(1, rounds + 1):
             selector.update(world.outcome(t))
     seconds = []
-    for t in range(1 if play else rounds + 1, rounds + timed + 1):
+    for t in range(1 if play and not asks else rounds + 1, rounds + timed + 1):
+        view = world.view(t)
+        if asks:
+            view = world.answered(selector, view)
         begin = time.perf_counter()
-        rows = selector.select(world.view(t), COHORT)
+        rows = selector.select(view, COHORT)
         selecting = time.perf_counter() - begin
         outcome = world.outcome(t, rows)
         begin = time.perf_counter()
@@ -182,7 +220,7 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
     return {
         "seconds": seconds[-(timed - 1) :],
         "first": seconds[0],
-        "slowest": max(seconds[0 if play else 1 :]),
+        "slowest": max(seconds[0 if play and not asks else 1 :]),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 

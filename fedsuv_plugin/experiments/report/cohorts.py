@@ -17,8 +17,8 @@ from fedsuv_plugin.records import Records
 
 LARGEST = 400  # points each way
 SHADES = 4  # of a point that stands for several
-VALID = ((198, 222, 240), (128, 180, 219), (60, 140, 196), (0, 96, 160))  # pale: seldom
-NOT_VALID = ((250, 219, 190), (243, 178, 122), (226, 126, 52), (200, 80, 0))
+VALID = ((150, 193, 224), (105, 167, 212), (60, 140, 196), (0, 96, 160))  # pale: seldom
+NOT_VALID = ((244, 184, 132), (236, 152, 90), (226, 126, 52), (200, 80, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class CohortMap:
         image = Image.frombytes("P", (columns, rows), self.points.tobytes())
         image.putpalette(list(chain((255, 255, 255), *VALID, *NOT_VALID)))
         content = io.BytesIO()
-        image.save(content, "PNG", transparency=0, optimize=True, bits=4)
+        image.save(content, "PNG", transparency=0, bits=4)
         return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
