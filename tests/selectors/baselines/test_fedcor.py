@@ -515,7 +515,8 @@ def test_each_group_of_clients_that_move_together_gets_a_seat(seed: int) -> None
     # each group for five seats: given one change of a group, those of the others have a standard
     # deviation of 0.014 and score a twentieth. A random cohort meets 5 (1 - C(32, 5) / C(40, 5)) =
     # 3.5 of the groups, and all five with 8^5 / C(40, 5) = 0.05. Learnt from 30 samples, a
-    # correlation between two groups is off by 0.18, too little for a second client of one group to come before the first of another.
+    # correlation between two groups is off by 0.18, too little for a second client of one group to
+    # come before the first of another.
     rng = np.random.default_rng(seed)
     group = np.repeat(np.arange(5), 8)
     moves = 0.3 * rng.normal(size=(30, 5))[:, group] + 0.01 * rng.normal(size=(30, 40))
