@@ -52,7 +52,7 @@ def asked(
 SIGMA = np.array([[1, 0.8, 0, 0.1], [0.8, 1, 0.1, 0], [0, 0.1, 0.5, 0], [0.1, 0, 0, 0.25]])
 
 
-def placed(sigma: np.ndarray, samples: object, noise: float = 0.1, **params: object) -> FedCor:
+def placed(sigma: np.ndarray, samples: object, noise: float = 0.1, **params: Any) -> FedCor:
     """A selector past its warm-up whose covariance is `sigma`."""
     n = len(sigma)
     values, vectors = np.linalg.eigh(sigma - noise**2 * np.eye(n))
@@ -127,7 +127,7 @@ def test_picks_are_those_of_the_dense_form(seed: int) -> None:
     s = make(n, seed, samples=samples, warmup=0, interval=0, dimension=d, noise=noise)
     s.positions = rng.normal(size=(n, d)) + 0.3
     s.placed = rng.random(n) < 0.8
-    s.annealing = 0.9 ** rng.integers(0, 4, n)
+    s.annealing = np.power(0.9, rng.integers(0, 4, n), dtype=np.float64)
     online = np.flatnonzero(rng.random(n) < 0.7)
     k = int(rng.integers(1, n))
     rows = s.select(look(s.clients, 2, online), k)
@@ -312,7 +312,7 @@ def test_random_rounds_and_questions_come_when_they_should() -> None:
     assert questions == [0, 1, 2, 3, 5, 6, 10, 11]
     assert samples == [0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5]
     assert s.sample_rounds.tolist() == [0, 1, 2, 5, 10]
-    for i, t in enumerate(s.sample_rounds):
+    for i, t in enumerate(s.sample_rounds.tolist()):
         np.testing.assert_allclose(s.changes[i], losses[t + 1] - losses[t])
 
 
@@ -381,7 +381,7 @@ def test_annealing_by_hand() -> None:
 @pytest.mark.parametrize("update_mean", [True, False])
 def test_training_is_on_the_weighted_samples_and_as_long_as_said(update_mean: bool) -> None:
     """Positions after every round are those of the book, begun anew at each training."""
-    params: dict[str, object] = {"warmup": 2, "interval": 4, "gamma": 0.8, "dimension": 3}
+    params: dict[str, Any] = {"warmup": 2, "interval": 4, "gamma": 0.8, "dimension": 3}
     steps = {"first_steps": 9, "warmup_steps": 4, "steps": 6}
     s = make(10, update_mean=update_mean, noise=0.2, **params, **steps)
     x = s.positions.copy()
