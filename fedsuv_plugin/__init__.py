@@ -60,7 +60,7 @@ def run(
     `on_round` gets each round's record, and the metrics where the model was evaluated. Ctrl-C
     ends the job after its round, resumable, with KeyboardInterrupt."""
     from fedsuv_plugin.engine.launchers import run_job
-    from fedsuv_plugin.records import RunDirectory
+    from fedsuv_plugin.run_directory import RunDirectory
 
     directory = RunDirectory.create(job)
     if not run_job(directory, launcher, executors, on_round or (lambda record, metrics: None)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -209,6 +210,16 @@ def parameter_rows(cls: type[Params], prefix: str = "") -> list[tuple[str, str, 
         meaning = f.metadata.get("help", "")
         rows.append((prefix + f.name, default, describe(f, allowed[f.name]), meaning))
     return rows
+
+
+def range_of(text: str) -> range:
+    """The numbers that a part of a list such as 3,7,10-19 stands for; empty if it is no such part.
+
+    >>> range_of("7"), range_of("10-19"), len(range_of("9-3")), len(range_of("x"))
+    (range(7, 8), range(10, 20), 0, 0)
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def parse_assignment(text: str) -> tuple[str, object]:

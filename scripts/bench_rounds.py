@@ -103,7 +103,7 @@ def bare_loop(job: Any) -> list[float]:
 def ours(job: Any, launcher: str) -> list[float]:
     """Gaps between the ends of rounds; the last one, which evaluates, is left out."""
     from fedsuv_plugin.engine.launchers import run_job
-    from fedsuv_plugin.records import RunDirectory
+    from fedsuv_plugin.run_directory import RunDirectory
 
     ends: list[float] = []
     run_job(

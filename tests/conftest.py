@@ -20,7 +20,7 @@ from fedsuv_plugin import named
 from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.launchers import run_job
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 MakeJob = Callable[..., Job]
 ROOT = Path(__file__).parent.parent

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, RoundView
+from fedsuv_plugin.selectors.base import (
+    ClientTable,
+    ProbeAnswer,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 
 Numbers = float | Sequence[float] | np.ndarray
+Rows = Sequence[int] | np.ndarray | None  # none: everyone
 
 
 def table(n: int, samples: Numbers = 40, duration: Numbers = 10.0) -> ClientTable:
@@ -27,12 +35,22 @@ def table(n: int, samples: Numbers = 40, duration: Numbers = 10.0) -> ClientTabl
     )
 
 
-def look(
-    clients: ClientTable, round_number: int = 1, online: Sequence[int] | np.ndarray | None = None
-) -> RoundView:
+def look(clients: ClientTable, round_number: int = 1, online: Rows = None) -> RoundView:
     """The view of one round; everyone is online unless rows are given."""
     rows = np.arange(len(clients)) if online is None else np.sort(np.asarray(online, np.int64))
     return RoundView(round=round_number, total_rounds=100, clock=0.0, online=rows, clients=clients)
+
+
+def answered(
+    selector: Selector, view: RoundView, kind: str, values: np.ndarray, silent: Sequence[int] = ()
+) -> RoundView:
+    """The view of the selection, once those whom `probe` asks have told theirs of `values`."""
+    question = selector.probe(view)
+    if question is None:
+        return view
+    assert question.kind == kind
+    rows = np.setdiff1d(question.rows, np.array(silent, np.int64))
+    return replace(view, probe=ProbeAnswer(kind, rows, values[rows]))
 
 
 def outcome(

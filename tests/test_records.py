@@ -24,7 +24,8 @@ from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import FORMAT, RunDirectory, finite_or_none, read_run
+from fedsuv_plugin.records import FORMAT, finite_or_none, read_run
+from fedsuv_plugin.run_directory import RunDirectory
 
 # ---- a job that died goes on
 

@@ -17,7 +17,8 @@ from fedsuv_plugin.cli import main
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.launchers import run_job
-from fedsuv_plugin.records import RunDirectory, read_run
+from fedsuv_plugin.records import read_run
+from fedsuv_plugin.run_directory import RunDirectory
 
 MakeJob = Callable[..., Job]
 

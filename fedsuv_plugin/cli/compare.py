@@ -127,19 +127,20 @@ def chosen_study(args: argparse.Namespace) -> Any:
     source = Path(args.source).expanduser()
     if source.is_dir():
         return _opened(source, args)
-    given = _asked(args)
-    seeds = None if args.seeds is None else parse_seeds(args.seeds)
+    settings: dict[str, Any] = {"vary": {}, "seeds": parse_seeds("0-4"), "set": {}}
     job_file = source
-    settings: dict[str, Any] = {"vary": {}, "seeds": parse_seeds("0-4")}
     if _is_study_file(source):
-        settings, job_file = _from_file(source)
-    vary = {**settings.pop("vary"), **given.pop("vary")}
-    seeds = seeds or settings.pop("seeds")
-    settings.pop("seeds", None)
-    settings["set"] = {**settings.get("set", {}), **given.pop("set")}
+        from_file, job_file = _from_file(source)
+        settings |= from_file
+    asked = _asked(args)
+    for nested in ("vary", "set"):  # options add to what the file has, and win
+        settings[nested] = {**settings[nested], **asked.pop(nested)}
+    settings |= asked
+    if args.seeds is not None:
+        settings["seeds"] = parse_seeds(args.seeds)
     name = load_job(job_file, settings["set"]).config.job_name
     folder = Path(args.output or f"runs/studies/{name}").expanduser()
-    return make_study(job_file, folder, vary, seeds, **{**settings, **given})
+    return make_study(job_file, folder, **settings)
 
 
 def _opened(folder: Path, args: argparse.Namespace) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console, Group
@@ -28,16 +27,12 @@ def watch(study: Study, workers: int, quiet: bool) -> None:
     live = console.is_terminal and not quiet
     show = Live(get_renderable=grid.view, console=console, refresh_per_second=4, transient=True)
     shown: AbstractContextManager[object] = show if live else nullcontext()
-    say: Callable[[str], None] = grid_line if not (live or quiet) else lambda line: None
+    lines = not (live or quiet)
     with shown:
         for cell, event in study.run(workers):
             grid.hear(cell, event)
-            if isinstance(event, Done | Failed):
-                say(grid.line(cell, event))
-
-
-def grid_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+            if lines and isinstance(event, Done | Failed):
+                print(grid.line(cell, event), file=sys.stderr, flush=True)
 
 
 class Grid:

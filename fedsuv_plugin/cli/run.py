@@ -13,7 +13,8 @@ from fedsuv_plugin.config.resolved import ResolvedJob, kept_in_words
 from fedsuv_plugin.config.scales import EXPLAINED
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import parameter_rows, parse_assignment
-from fedsuv_plugin.records import Run, RunDirectory, read_run
+from fedsuv_plugin.records import Run, read_run
+from fedsuv_plugin.run_directory import RunDirectory
 
 DESCRIPTION = (
     """\

@@ -36,7 +36,8 @@ from fedsuv_plugin.engine.rounds import Cohort, Judgement, Played, Round, Settle
 from fedsuv_plugin.engine.stock import Aggregator, TorchServerOptimizer
 from fedsuv_plugin.engine.training import Questions, train_clients
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory, metrics_record, round_record
+from fedsuv_plugin.records import metrics_record, round_record
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.signals import (
     DIRECTION,

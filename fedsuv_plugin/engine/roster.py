@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 
 from fedsuv_plugin.errors import UserError, require
+from fedsuv_plugin.params import range_of
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable
 from fedsuv_plugin.traces.clock import Work, durations, energy
@@ -22,12 +22,11 @@ def wanted_clients(only: str | None, sizes: np.ndarray) -> np.ndarray:
         return np.arange(1, len(sizes) + 1)
     found: set[int] = set()
     for part in _listed(only).replace(",", " ").strip("[] \n").split():
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        first = int(match[1]) if match else 0
-        last = int(match[2] or match[1]) if match else 0
+        ids = range_of(part)
         expected = f"ids from 1 to {len(sizes)} such as 3,7,10-19, or a file of them"
-        require(1 <= first <= last <= len(sizes), "only_clients", expected, part)
-        found.update(range(first, last + 1))
+        there = len(ids) > 0 and ids[0] >= 1 and ids[-1] <= len(sizes)
+        require(there, "only_clients", expected, part)
+        found.update(ids)
     require(bool(found), "only_clients", "at least one id", only)
     return np.array(sorted(found), np.int64)
 

@@ -30,7 +30,8 @@ from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.config.scales import scaled
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.experiments.workers import Done, Event, Failed, Tell, over_processes
-from fedsuv_plugin.records import Run, RunDirectory, read_run
+from fedsuv_plugin.records import Run, read_run
+from fedsuv_plugin.run_directory import RunDirectory
 
 Say = Callable[[str], None]  # hears of progress, a line at a time
 Overrides = Mapping[str, object]  # flat keys of a job, which win over its job file

@@ -223,8 +223,8 @@ def _cost(record: Mapping[str, Any], name: str) -> float:
     return float(record.get(name, NAN)) + float(record.get("probing", {}).get(name, NAN))
 
 
-def measure(run: Run, target: float | None) -> dict[str, float]:
-    """Every number of `MEASURES` of a run that has at least one evaluation."""
+def measure(run: Run, target: float | None) -> tuple[Curve, dict[str, float]]:
+    """The curve of a run that has at least one evaluation, and every number of `MEASURES`."""
     rounds = run.rounds
     metrics = run.metrics
     curve = curve_of(rounds, metrics)
@@ -253,7 +253,7 @@ def measure(run: Run, target: float | None) -> dict[str, float]:
         "wall_seconds": float(run.environment.get("wall_seconds", NAN)),
     }
     found |= _to_target(curve, target)
-    return {m.name: found[m.name] for m in MEASURES}
+    return curve, {m.name: found[m.name] for m in MEASURES}
 
 
 def _to_target(curve: Curve, target: float | None) -> dict[str, float]:

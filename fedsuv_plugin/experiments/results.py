@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsuv_plugin.experiments.measures import MEASURES, Curve, curve_of, measure
+from fedsuv_plugin.experiments.measures import MEASURES, Curve, measure
 from fedsuv_plugin.experiments.statistics import Paired, Spread, adjusted, paired, spread
 from fedsuv_plugin.records import Run, read_run
 
 Keys = Mapping[str, object]  # the keys that make a variant, and their values
 SELECTOR = "sample_mode"  # the key that is varied most
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """What came out of a finished run."""
+
+    run: Run
+    values: Mapping[str, float]  # by measure
+    curve: Curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +37,26 @@ class RunResult:
     path: Path
     status: str  # finished, unfinished, failed or missing
     reason: str = ""  # why it failed
-    values: Mapping[str, float] = field(default_factory=dict)  # of a finished run, by measure
+    done: Done | None = None  # what came out, if it is finished
 
     @property
     def finished(self) -> bool:
-        return self.status == "finished"
+        return self.done is not None
 
-    @cached_property
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The number of every measure; nothing of a run that is not finished."""
+        return self.done.values if self.done else {}
+
+    @property
     def run(self) -> Run:
-        return read_run(self.path)
+        assert self.done is not None
+        return self.done.run
 
-    @cached_property
+    @property
     def curve(self) -> Curve:
-        return curve_of(self.run.rounds, self.run.metrics)
+        assert self.done is not None
+        return self.done.curve
 
     @property
     def stopped_early(self) -> bool:
@@ -128,7 +143,8 @@ def run_result(
     run = read_run(path)
     if not run.finished:
         return RunResult(label, keys, seed, path, "unfinished")
-    return RunResult(label, keys, seed, path, "finished", "", measure(run, target))
+    curve, values = measure(run, target)
+    return RunResult(label, keys, seed, path, "finished", "", Done(run, values, curve))
 
 
 def results_of(

@@ -54,13 +54,17 @@ def spread(values: Mapping[int, float], better: int = -1) -> Spread:
     return Spread(dict(values), mean, deviation, low, high, _median(each, better))
 
 
+def half_width(values: np.ndarray) -> np.ndarray:
+    """Half of the 95 % interval of the mean over the first axis; NaN if that has fewer than two."""
+    if len(values) < 2:
+        return np.full(values.shape[1:], NAN)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return np.asarray(quantile * stats.sem(values, axis=0))
+
+
 def _interval(each: np.ndarray) -> tuple[float, float]:
-    if len(each) < 2:
-        return NAN, NAN
-    if np.ptp(each) == 0:
-        return float(each[0]), float(each[0])
-    interval = stats.ttest_1samp(each, 0.0).confidence_interval(CONFIDENCE)
-    return float(interval.low), float(interval.high)
+    half = float(half_width(each))
+    return float(each.mean()) - half, float(each.mean()) + half
 
 
 def _median(each: np.ndarray, better: int) -> float:
@@ -139,6 +143,8 @@ def adjusted(found: Mapping[str, Paired]) -> dict[str, Paired]:
 
 def in_words(found: Paired) -> str:
     """What the comparison of a variant with the reference says, in plain words."""
+    if not found.n:
+        return "no seed that both have finished"
     if found.n < 2:
         return "one seed says nothing about another"
     if found.wins == found.losses == 0:

@@ -79,8 +79,9 @@ class Study:
     @property
     def variants(self) -> dict[str, dict[str, object]]:
         """Label -> the keys that make the variant."""
-        combinations = itertools.product(*self.vary.values())
-        return {label_of(keys): keys for keys in _named(self.vary, combinations)}
+        grid = itertools.product(*self.vary.values())
+        combinations = [dict(zip(self.vary, values, strict=True)) for values in grid]
+        return {label_of(keys): keys for keys in combinations}
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -141,7 +142,7 @@ class Study:
                 self.target,
                 failures.get(_place(cell)),
             )
-            for cell in sorted(self.cells, key=lambda cell: list(variants).index(cell.label))
+            for cell in self.cells
         ]
         title = self.cells[0].job.config.job_name
         return results_of(
@@ -224,13 +225,6 @@ class Study:
                         f"keeps no data ({share} is 0 in all its runs); start another study with "
                         f"it, or reserve the data next time with --keep-for {name}"
                     )
-
-
-def _named(
-    vary: Mapping[str, Sequence[object]], combinations: Iterator[tuple[object, ...]]
-) -> Iterator[dict[str, object]]:
-    for values in combinations:
-        yield dict(zip(vary, values, strict=True))
 
 
 def _place(cell: Cell) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedsuv_plugin.config.resolved import open_shares
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.experiments.results import SELECTOR
 from fedsuv_plugin.experiments.study import JOB_FILE, STUDY_FILE, Study
-from fedsuv_plugin.params import refuse_unknown
+from fedsuv_plugin.params import range_of, refuse_unknown
 from fedsuv_plugin.selectors.signals import SHARES
 
 
@@ -73,9 +72,6 @@ def study_settings(file: Path) -> dict[str, Any]:
         if not isinstance(content, dict) or "job" not in content:
             raise UserError("expected a study file: job, vary, seeds and, if you like, target")
         refuse_unknown(content, ["job", *(f.name for f in fields(Study) if f.name != "folder")])
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    try:
         return _checked(content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
@@ -105,11 +101,9 @@ def parse_seeds(given: object) -> list[int]:
     parts = given if isinstance(given, list) else str(given).replace(" ", "").split(",")
     found: list[int] = []
     for part in parts:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", str(part))
-        first = int(match[1]) if match else 1
-        last = int(match[2] or match[1]) if match else 0
-        require(first <= last, "seeds", "a list such as 0-4 or 1,2,5", given)
-        found += range(first, last + 1)
+        seeds = range_of(str(part))
+        require(len(seeds) > 0, "seeds", "a list such as 0-4 or 1,2,5", given)
+        found += seeds
     return sorted(set(found))
 
 

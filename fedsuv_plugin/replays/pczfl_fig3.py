@@ -112,7 +112,8 @@ def parse_epochs(text: str) -> list[int]:
 def run_snapshots(params: Fig3Params, epochs: list[int], say: Say) -> list[Snapshot]:
     """One job. A checkpoint falls on every epoch and is read when the round after it is over."""
     from fedsuv_plugin.engine.launchers import run_job
-    from fedsuv_plugin.records import RunDirectory, read_run
+    from fedsuv_plugin.records import read_run
+    from fedsuv_plugin.run_directory import RunDirectory
 
     found: dict[int, dict[str, Any]] = {}  # epoch -> the selector's state after it
     keys = {

@@ -22,7 +22,7 @@ from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.scales import scaled
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.federated_data import FederatedData, data_set, initial_model, public_set
 

@@ -11,7 +11,7 @@ from fedsuv_plugin import cli
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 MakeJob = Callable[..., Job]
 NEEDS_OPINIONS = "holdout_fraction: expected more than 0, because {} needs opinions, got 0.0"

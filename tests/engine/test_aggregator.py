@@ -14,7 +14,7 @@ from fedsuv_plugin.engine.aggregator import PluginAggregator
 from fedsuv_plugin.engine.evaluation import evaluate
 from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.selectors.base import Probe, RoundView
 from fedsuv_plugin.selectors.signals import DIRECTION, GLOBAL_ACCURACY, LOSS
 from fedsuv_plugin.tasks.federated_data import Samples

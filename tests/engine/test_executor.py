@@ -23,7 +23,7 @@ from fedsuv_plugin.engine.model import ModelAdapter
 from fedsuv_plugin.engine.stock import commons
 from fedsuv_plugin.engine.task import NOTHING, PROBE, TEST, TRAIN, Event, Task
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.selectors import signals
 from fedsuv_plugin.tasks.federated_data import Samples, initial_model
 

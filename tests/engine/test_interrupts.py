@@ -12,7 +12,7 @@ import pytest
 from conftest import MakeJob, records, start_command, wait_for_rounds
 
 from fedsuv_plugin.engine.interrupts import stop_on_interrupt
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 
 def test_ctrl_c_finishes_the_round_writes_a_checkpoint_and_says_how_to_go_on(job: MakeJob) -> None:

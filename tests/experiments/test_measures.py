@@ -66,7 +66,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def test_every_number_by_hand(tmp_path: Path) -> None:
-    found = measure(write_run(tmp_path / "run"), target=0.6)
+    _, found = measure(write_run(tmp_path / "run"), target=0.6)
     assert list(found) == [m.name for m in MEASURES]
     expected = {
         "final_accuracy": 0.5,  # the last tenth of four rounds is the evaluation of round 4
@@ -96,7 +96,7 @@ def test_every_number_by_hand(tmp_path: Path) -> None:
 def test_a_target_that_was_not_reached_or_not_set_has_no_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for target in (0.61, None):
-        found = measure(run, target)
+        _, found = measure(run, target)
         assert all(math.isnan(found[m.name]) == m.to_target for m in MEASURES)
 
 
@@ -105,12 +105,12 @@ def test_the_final_accuracy_is_the_mean_of_the_last_tenth(tmp_path: Path) -> Non
     lines = [{"round": n, "clock": 1.0, "accuracy": n / 1000} for n in range(0, 101, 5)]
     write_lines(run.path / "metrics.jsonl", lines)
     # After round 90: 95 and 100.
-    assert measure(run, None)["final_accuracy"] == pytest.approx(0.0975)
+    assert measure(run, None)[1]["final_accuracy"] == pytest.approx(0.0975)
 
 
 def test_a_run_that_ended_early_is_measured_by_the_rounds_it_had(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=1000)
-    assert measure(run, None)["final_accuracy"] == 0.5
+    assert measure(run, None)[1]["final_accuracy"] == 0.5
 
 
 def test_what_was_not_recorded_is_unknown_not_zero(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_was_not_recorded_is_unknown_not_zero(tmp_path: Path) -> None:
         del line["probing"], line["client_time"], line["wasted"]
         line["energy_joules"] = 0.0  # no power in the trace
     write_lines(run.path / "rounds.jsonl", lines)
-    found = measure(run, 0.6)
+    _, found = measure(run, 0.6)
     unknown = {"client_seconds", "joules", "megabytes", "probing_share", "wasted_share"}
     assert all(math.isnan(found[name]) for name in unknown)
     assert math.isnan(found["joules_to_target"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -143,8 +144,7 @@ def start_sleepers(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     return process, [int((folder / name).read_text()) for name in ("a", "b")]
 
 
-def until(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

@@ -21,7 +21,7 @@ from fedsuv_plugin.engine.merging import Update, WeightedAverage
 from fedsuv_plugin.engine.model import ModelAdapter
 from fedsuv_plugin.engine.stock import TorchServerOptimizer
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.tasks.federated_data import Samples
 from fedsuv_plugin.tasks.models import build_model, sample_losses
 

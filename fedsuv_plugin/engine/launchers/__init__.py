@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config.argv import Place

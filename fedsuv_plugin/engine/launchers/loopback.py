@@ -10,7 +10,7 @@ from fedsuv_plugin.engine.executor import PluginExecutor
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.interrupts import stop_on_interrupt
 from fedsuv_plugin.engine.task import NOTHING, Event, Result
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 
 def launch(run: RunDirectory, executors: int, on_round: OnRound) -> bool:

@@ -16,7 +16,7 @@ from fedsuv_plugin.engine.aggregator import OnRound, PluginAggregator
 from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed
 from fedsuv_plugin.engine.grpc_service import GrpcService
 from fedsuv_plugin.engine.interrupts import stop_on_interrupt
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 HERE = "127.0.0.1"
 END_GRACE = 10.0  # seconds an executor has to end by itself once the job is over

@@ -145,8 +145,15 @@ def probability(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def words(paired: Paired) -> str:
-    return in_words(paired) if paired.n else "no seed that both have finished"
+def against(measure: Measure, paired: Paired) -> list[str]:
+    """A variant beside its reference: the difference, its interval, seeds, p and words."""
+    return [
+        difference(measure, paired),
+        interval(measure, paired),
+        record(paired),
+        probability(paired.p_adjusted),
+        in_words(paired),
+    ]
 
 
 # ---- sentences that stand in every report

@@ -7,21 +7,17 @@ from pathlib import Path
 
 from fedsuv_plugin.experiments.measures import BY_NAME, Measure
 from fedsuv_plugin.experiments.report.cells import (
+    against,
     best,
     cell,
     compared,
-    difference,
     escaped,
     explanation,
     heading,
-    interval,
     introduction,
     known,
-    probability,
-    record,
     seed_cell,
     target,
-    words,
 )
 from fedsuv_plugin.experiments.report.tables import plain
 from fedsuv_plugin.experiments.results import Results, VariantResult
@@ -84,15 +80,7 @@ def _against(results: Results) -> Iterator[str]:
     for measure in measures:
         yield f"### {measure.heading}{', percentage points' if measure.share else ''}"
         rows = [
-            [
-                _md(v.label),
-                _md(v.reference or ""),
-                difference(measure, paired),
-                interval(measure, paired),
-                record(paired),
-                probability(paired.p_adjusted),
-                words(paired),
-            ]
+            [_md(v.label), _md(v.reference or ""), *against(measure, paired)]
             for v in results.variants
             if (paired := v.against.get(measure.name))
         ]

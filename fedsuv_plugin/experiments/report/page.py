@@ -14,20 +14,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedsuv_plugin.experiments.measures import Measure
 from fedsuv_plugin.experiments.report.cells import (
+    against,
     best,
     cell,
     compared,
-    difference,
     explanation,
     heading,
-    interval,
     introduction,
     known,
-    probability,
-    record,
     relative,
     seed_cell,
-    words,
 )
 from fedsuv_plugin.experiments.report.charts import draw_chart, draw_map, line_sample, palette
 from fedsuv_plugin.experiments.report.material import Material
@@ -92,10 +88,10 @@ def page_html(results: Results, material: Material, folder: Path) -> str:
     )
     assert jinja.loader is not None
     script = jinja.loader.get_source(jinja, "page.js")[0]
-    against = [_against(measure, results) for measure in compared(results)]
+    panels = [_against(measure, results) for measure in compared(results)]
     contents = [
         ("results", "Results"),
-        *([("reference", "Against the reference")] if against else []),
+        *([("reference", "Against the reference")] if panels else []),
         *([("curves", "Accuracy"), ("validity", "Whose work counted")] if material.curves else []),
         *([("cohorts", "Who was asked")] if material.maps else []),
         ("measures", "Measures"),
@@ -112,7 +108,7 @@ def page_html(results: Results, material: Material, folder: Path) -> str:
         contents=contents,
         short=_variants_table("results", known(results, short=True), results),
         complete=_variants_table("all measures", known(results), results),
-        against=against,
+        against=panels,
         curves=_drawn(material.curves),
         validity=_drawn(material.validity),
         by_deadline=_drawn(material.by_deadline),
@@ -187,16 +183,17 @@ def _against(measure: Measure, results: Results) -> Panel:
         paired = variant.against.get(measure.name)
         if paired is None:
             continue
+        difference, interval, seeds, p, words = against(measure, paired)
         groups.append(
             Group(
                 [
                     Cell(variant.label),
                     Cell(variant.reference or "", css="left"),
-                    Cell(difference(measure, paired), _key(paired.difference)),
-                    Cell(interval(measure, paired), _key(paired.low)),
-                    Cell(record(paired), str(paired.wins - paired.losses)),
-                    Cell(probability(paired.p_adjusted), _key(paired.p_adjusted)),
-                    Cell(words(paired), css="words"),
+                    Cell(difference, _key(paired.difference)),
+                    Cell(interval, _key(paired.low)),
+                    Cell(seeds, str(paired.wins - paired.losses)),
+                    Cell(p, _key(paired.p_adjusted)),
+                    Cell(words, css="words"),
                 ]
             )
         )

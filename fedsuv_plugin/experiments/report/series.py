@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from fedsuv_plugin.experiments.measures import Curve
 from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
-from fedsuv_plugin.experiments.statistics import CONFIDENCE
+from fedsuv_plugin.experiments.statistics import half_width
 from fedsuv_plugin.records import Records
 
 POINTS = 200  # of a line; more cannot be seen
@@ -134,10 +133,9 @@ def line_of(label: str, style: int, seeds: Sequence[Points]) -> Line:
 def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean and 95 % interval of (seeds, points); the mean alone has no width."""
     mean = values.mean(axis=0)
-    n = len(values)
-    if n < 2:
+    if len(values) < 2:
         return mean, mean, mean
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+    half = half_width(values)
     return mean, mean - half, mean + half
 
 

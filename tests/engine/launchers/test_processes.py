@@ -12,7 +12,7 @@ from engine_worlds import MANY_KEYS
 from fedsuv_plugin.engine import judge, signals
 from fedsuv_plugin.engine.executor_pool import JobFailed
 from fedsuv_plugin.engine.launchers import run_job
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(

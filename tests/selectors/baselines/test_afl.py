@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 from conftest import MakeJob, records, run, run_killed_and_resumed, same_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_worlds import five_sigma, look, outcome, table
+from selector_worlds import Numbers, Rows, answered, five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors.base import ProbeAnswer, RoundOutcome, RoundView
+from fedsuv_plugin.selectors.base import RoundOutcome, RoundView
 from fedsuv_plugin.selectors.baselines.afl import Afl, AflParams, by_value
 from fedsuv_plugin.selectors.signals import LOSS
 
@@ -26,22 +27,16 @@ SAMPLES = [100, 441, 25, 961, 100, 144, 2500, 16]
 VALUES = [20, 21, 15, 15.5, 25, 18, 10, 16]
 
 
-def make(n: int, seed: int = 0, samples: object = 40, **params: object) -> Afl:
-    clients = table(n, samples=samples)  # type: ignore[arg-type]
+def make(n: int, seed: int = 0, samples: Numbers = 40, **params: object) -> Afl:
+    clients = table(n, samples=samples)
     return Afl(AflParams.from_mapping(params), clients, np.random.default_rng(seed))
 
 
 def asked(
-    s: Afl, losses: np.ndarray, online: object = None, silent: object = (), t: int = 1
+    s: Afl, losses: np.ndarray, online: Rows = None, silent: Iterable[int] = (), t: int = 1
 ) -> RoundView:
     """The view of the selection, once those who are asked have told their losses."""
-    view = look(s.clients, t, online)  # type: ignore[arg-type]
-    question = s.probe(view)
-    if question is None:
-        return view
-    assert question.kind == LOSS
-    rows = np.setdiff1d(question.rows, np.array(list(silent), np.int64))  # type: ignore[call-overload]
-    return replace(view, probe=ProbeAnswer(LOSS, rows, losses[rows]))
+    return answered(s, look(s.clients, t, online), LOSS, losses, list(silent))
 
 
 def done(t: int, rows: np.ndarray, losses: np.ndarray, valid: Any = True) -> RoundOutcome:

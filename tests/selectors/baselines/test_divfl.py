@@ -18,7 +18,7 @@ from selector_worlds import five_sigma, look, outcome, table
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.launchers import run_job
-from fedsuv_plugin.records import RunDirectory
+from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.selectors.base import RoundOutcome
 from fedsuv_plugin.selectors.baselines import facility_location as location
 from fedsuv_plugin.selectors.baselines.divfl import Divfl, DivflParams, Sketch

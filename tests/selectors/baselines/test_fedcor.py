@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ import pytest
 from conftest import MakeJob, records, run, run_killed_and_resumed, same_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_worlds import five_sigma, look, outcome, table
+from selector_worlds import Numbers, Rows, answered, five_sigma, look, outcome, table
 
 from fedsuv_plugin import safe_pickle
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors.base import ProbeAnswer, RoundView
+from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.baselines import fedcor
 from fedsuv_plugin.selectors.baselines.fedcor import (
     FedCor,
@@ -28,22 +28,16 @@ from fedsuv_plugin.selectors.baselines.fedcor import (
 from fedsuv_plugin.selectors.signals import LOSS
 
 
-def make(n: int, seed: int = 0, samples: object = 40, **params: object) -> FedCor:
-    clients = table(n, samples=samples)  # type: ignore[arg-type]
+def make(n: int, seed: int = 0, samples: Numbers = 40, **params: object) -> FedCor:
+    clients = table(n, samples=samples)
     return FedCor(FedCorParams.from_mapping(params), clients, np.random.default_rng(seed))
 
 
 def asked(
-    s: FedCor, t: int, losses: np.ndarray, online: object = None, silent: object = ()
+    s: FedCor, t: int, losses: np.ndarray, online: Rows = None, silent: Iterable[int] = ()
 ) -> RoundView:
     """The view of round t = 1, 2, ..., once those who are asked have told their losses."""
-    view = look(s.clients, t, online)  # type: ignore[arg-type]
-    question = s.probe(view)
-    if question is None:
-        return view
-    assert question.kind == LOSS
-    rows = np.setdiff1d(question.rows, np.array(list(silent), np.int64))  # type: ignore[call-overload]
-    return replace(view, probe=ProbeAnswer(LOSS, rows, losses[rows]))
+    return answered(s, look(s.clients, t, online), LOSS, losses, list(silent))
 
 
 # ---- picks
@@ -52,7 +46,7 @@ def asked(
 SIGMA = np.array([[1, 0.8, 0, 0.1], [0.8, 1, 0.1, 0], [0, 0.1, 0.5, 0], [0.1, 0, 0, 0.25]])
 
 
-def placed(sigma: np.ndarray, samples: object, noise: float = 0.1, **params: Any) -> FedCor:
+def placed(sigma: np.ndarray, samples: Numbers, noise: float = 0.1, **params: Any) -> FedCor:
     """A selector past its warm-up whose covariance is `sigma`."""
     n = len(sigma)
     values, vectors = np.linalg.eigh(sigma - noise**2 * np.eye(n))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_worlds import five_sigma, look, outcome, table
+from selector_worlds import Numbers, Rows, answered, five_sigma, look, outcome, table
 
-from fedsuv_plugin.selectors.base import ProbeAnswer, RoundView
+from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.baselines.pow_d import PowD, PowDParams
 from fedsuv_plugin.selectors.signals import LOSS
 
 
-def make(n: int, seed: int = 0, samples: object = 40, **params: object) -> PowD:
-    clients = table(n, samples=samples)  # type: ignore[arg-type]
+def make(n: int, seed: int = 0, samples: Numbers = 40, **params: object) -> PowD:
+    clients = table(n, samples=samples)
     return PowD(PowDParams.from_mapping(params), clients, np.random.default_rng(seed))
 
 
 def asked(
-    s: PowD, losses: np.ndarray, k: int, online: object = None, silent: tuple[int, ...] = ()
+    s: PowD, losses: np.ndarray, k: int, online: Rows = None, silent: Iterable[int] = ()
 ) -> RoundView:
     """The view of the selection, once the candidates have answered with their losses."""
-    view = replace(look(s.clients, online=online), seats=k)  # type: ignore[arg-type]
-    question = s.probe(view)
-    assert question is not None
-    assert question.kind == LOSS
-    rows = np.setdiff1d(question.rows, silent)
-    return replace(view, probe=ProbeAnswer(LOSS, rows, losses[rows]))
+    view = replace(look(s.clients, online=online), seats=k)
+    return answered(s, view, LOSS, losses, list(silent))
 
 
 def test_the_largest_losses_of_the_candidates_by_hand() -> None:
