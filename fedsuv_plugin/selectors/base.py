@@ -19,6 +19,14 @@ from fedsuv_plugin.params import NoParams
 from fedsuv_plugin.params import Params as AnyParams
 from fedsuv_plugin.selectors.signals import PROBES, refuse_unknown_signals
 
+# What becomes of the work of those who are asked: see engine/protocols.
+SYNCHRONOUS = "synchronous"  # who misses the round is not merged
+LATE_UPDATES = "late_updates"  # who misses it is merged in the round in which the update arrives
+
+
+def _nobody() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True)
 class ClientTable:
@@ -83,6 +91,28 @@ class RoundView:
     weights: np.ndarray | None = None
     # Parameters (p,) -> mean loss on the public set, if PUBLIC_LOSS is needed.
     public_loss: Callable[[np.ndarray], float] | None = None
+    deadline: float | None = None  # seconds that a round may last, where the job says so
+    # Clients whose update of an earlier round is on the way. They are not among `online`.
+    pending: np.ndarray = field(default_factory=_nobody)  # (p,) rows, ascending
+    pending_seconds: np.ndarray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # (p,) until each is here
+    # (start, end) on the virtual clock -> the share of that time in which each client is online,
+    # (n,); None where no trace says who is online when.
+    online_share: Callable[[float, float], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class LateUpdates:
+    """Updates that missed their round and arrive in this one. Arrays are aligned with `rows`."""
+
+    round: int
+    rows: np.ndarray  # (m,) in the order of arrival
+    staleness: np.ndarray  # (m,) int64 >= 1, rounds since the one in which the client was asked
+    # (m,) squared distance of the update from the average of this round's fresh ones, divided by
+    # that average's squared length; 0 where there is no fresh one, or it has no length.
+    deviation: np.ndarray
+    fresh: int  # updates of this round that are in time
 
 
 @dataclass(frozen=True)
@@ -125,6 +155,7 @@ class Selector(ABC):
     Params: ClassVar[type[AnyParams]] = NoParams
     time_slots: ClassVar[bool] = False  # keeps a cohort for several rounds, less who is offline
     free_cohort: bool = False  # its cohort may have any size, and all of it is aggregated
+    protocol: str = SYNCHRONOUS  # how rounds deal with those who are late
     state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; see `state_dict`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -167,6 +198,10 @@ class Selector(ABC):
 
     def update(self, outcome: RoundOutcome) -> None:  # noqa: B027  not every selector learns
         """Learn from a finished round."""
+
+    def late_weights(self, late: LateUpdates) -> np.ndarray:
+        """With LATE_UPDATES: what each late update weighs beside a fresh one of weight 1, (m,)."""
+        return np.ones(len(late.rows))
 
     def explain(self) -> dict[str, np.ndarray]:
         """Named arrays over all clients: what the last selection was based on."""
