@@ -32,7 +32,6 @@ Departures
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,12 +43,12 @@ from fedsuv_plugin.params import Params as AnyParams
 from fedsuv_plugin.params import param
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
+from fedsuv_plugin.selectors.maths.vector_store import VectorStore
 from fedsuv_plugin.selectors.signals import PUBLIC_LOSS, WEIGHTS
 
 HOPELESS = 1e6  # what a loss that is not finite counts as
 LARGEST = 1e30  # updates are clipped here on arrival, so that no square of them overflows
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-MB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,58 +345,21 @@ def greedy_filter(vectors: Sequence[np.ndarray], reward: Reward, accept: Accept)
 
 
 class Updates:
-    """The last update of each client, in float32, in memory or past the budget in a file.
-
-    The file has no name, so it disappears with the process, however that ends."""
+    """The last update of each client, in float32, in memory or past the budget in a file."""
 
     def __init__(self, clients: int, budget_mb: int):
-        self._budget = budget_mb * MB
-        # (n,) where a client's update is: first come the places in memory, then those in the
-        # file; -1: there is none
-        self._slot = np.full(clients, -1)
+        self._store = VectorStore(budget_mb)
         self._length = np.zeros(clients)  # (n,)
-        self.clear()
+        self.known = np.zeros(clients, bool)  # (n,) of whom there is an update
 
     def clear(self) -> None:
-        self._slot[:] = -1
-        self._count = 0  # clients of whom there is an update
-        self._memory: list[np.ndarray] = []
-        self._file: np.ndarray | None = None
-
-    @property
-    def known(self) -> np.ndarray:
-        """Of whom there is an update, (n,)."""
-        return self._slot >= 0
+        self._store.clear()
+        self.known[:] = False
 
     def put(self, row: int, update: np.ndarray) -> None:
-        own = np.array(update, np.float32)
-        room = self._budget // max(1, own.nbytes)
-        if self._slot[row] < 0:
-            self._slot[row] = self._count
-            self._count += 1
-        slot = int(self._slot[row])
-        self._length[row] = length(own)
-        if slot >= room:
-            self._on_disk(len(own))[slot - room] = own
-        elif slot == len(self._memory):
-            self._memory.append(own)
-        else:
-            self._memory[slot] = own
-
-    def _on_disk(self, p: int) -> np.ndarray:
-        if self._file is None:
-            rows = len(self._slot) - len(self._memory)
-            # The file is closed at once; the mapping keeps it alive.
-            with tempfile.TemporaryFile(prefix="filfl-") as file:
-                self._file = np.memmap(file, np.float32, "w+", shape=(rows, p))
-        return self._file
-
-    def _get(self, row: int) -> np.ndarray:
-        slot = int(self._slot[row])
-        if slot < len(self._memory):
-            return self._memory[slot]
-        assert self._file is not None
-        return np.asarray(self._file[slot - len(self._memory)])
+        self._store[row] = update
+        self._length[row] = length(self._store[row])
+        self.known[row] = True
 
     def of(self, rows: np.ndarray) -> Sequence[np.ndarray]:
         """The updates of these rows, none absurdly long; each is read only when it is looked at.
@@ -405,13 +367,11 @@ class Updates:
         Updates of length 0 say nothing about how long one should be."""
         lengths = self._length[rows]
         factors = shortening(lengths, longest_believed(lengths[lengths > 0]))
-        return _Lazy(lambda i: self._get(int(rows[i])) * np.float32(factors[i]), len(rows))
+        return _Lazy(lambda i: self._store[int(rows[i])] * np.float32(factors[i]), len(rows))
 
     def state(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """(rows, their updates), in the order they came."""
-        rows = np.flatnonzero(self.known)
-        rows = rows[np.argsort(self._slot[rows])]
-        return rows, [self._get(int(row)) for row in rows]
+        return np.array(list(self._store), np.int64), list(self._store.values())
 
 
 class _Lazy(Sequence[np.ndarray]):

@@ -394,34 +394,11 @@ def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     assert np.flatnonzero(kept.known).tolist() == [0, 1, 3, 5]
     for row, update in zip([0, 1, 3, 5], kept.of(np.array([0, 1, 3, 5])), strict=True):
         np.testing.assert_array_equal(update, sent[row])
-    assert (kept._file is None) == (budget == 2048)
     rows, updates = safe_pickle.loads(safe_pickle.dumps(kept.state()))
     assert rows.tolist() == [3, 0, 5, 1]
     np.testing.assert_array_equal(updates[2], sent[5])
     kept.clear()
     assert not kept.known.any()
-
-
-def test_storing_an_update_does_not_look_at_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or storing everyone's would take time quadratic in the clients."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Updates, "known", property(lambda kept: pytest.fail("looked at everyone")))
-        kept = Updates(5, 1)
-        for row in (3, 1, 3, 4):
-            kept.put(row, np.full(P, row))
-    rows, updates = kept.state()
-    assert rows.tolist() == [3, 1, 4]
-    assert [update[0] for update in updates] == [3, 1, 4]
-
-
-def test_nothing_is_left_in_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept = Updates(3, 0)
-    kept.put(1, np.ones(1000))
-    assert kept._file is not None
-    assert not list(tmp_path.iterdir())  # not even while it is in use
 
 
 @pytest.mark.parametrize("budget", [0, 2048])
