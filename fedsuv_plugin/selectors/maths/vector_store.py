@@ -69,7 +69,7 @@ class VectorStore(MutableMapping[int, np.ndarray]):
         """A row of the file, which doubles when it is full."""
         if self._mapped is None or row >= len(self._mapped):
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="vectors-")  # noqa: SIM115  kept open
+                self._file = tempfile.TemporaryFile(prefix="vectors-")
             rows = max(16, 2 * row)
             self._file.truncate(rows * p * np.dtype(np.float32).itemsize)
             self._mapped = np.memmap(self._file, np.float32, "r+", shape=(rows, p))
