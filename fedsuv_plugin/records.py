@@ -66,7 +66,9 @@ def _late_record(played: Played, late: Late) -> dict[str, Any]:
         # Updates of earlier rounds that were merged: client, asked_in, staleness, weight.
         "late": [asdict(update) for update in late.merged],
         # In time, but not needed: they count from the next round on (`safa`).
-        "undrafted": sorted(played.settled.undrafted.tolist()),
+        "undrafted": sorted(
+            [*played.settled.undrafted.tolist(), *played.settled.arrived_undrafted.tolist()]
+        ),
         # What has not arrived when the round is over, and what it has cost.
         "on_the_way": {"clients": list(late.on_the_way), **asdict(late.under_way)},
     }

@@ -194,7 +194,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         needed = self.job.needs & {DIRECTION, WEIGHTS, PUBLIC_LOSS}
         weights = flat(model.parameters()) if needed else None
         facts = ModelFacts(now.judgement.accuracy, now.judgement.loss, weights, self._public_loss)
-        pending = self._protocol.begin(now, self.model_weights)
+        pending = self._protocol.begin(now)
         view = self.client_manager.begin_round(
             now.seats, now.clock, facts, now.cohort_size, pending
         )

@@ -98,9 +98,13 @@ class Settled:
     due: np.ndarray  # ids whose updates reach the server, in the order of completion
     seconds: float  # how long the round lasts
     megabytes: float = 0.0  # to and from all of them
-    late: np.ndarray = field(default_factory=_nobody)  # ids that miss the round and train on
-    undrafted: np.ndarray = field(default_factory=_nobody)  # ids that count from the next round on
-    arrived: np.ndarray = field(default_factory=_nobody)  # ids asked before whose updates come now
+    # Where updates may come late, the ids of those of the cohort ...
+    undrafted: np.ndarray = field(default_factory=_nobody)  # whose updates count a round later
+    late: np.ndarray = field(default_factory=_nobody)  # whose updates come in a later round
+    lost: np.ndarray = field(default_factory=_nobody)  # who train, and keep what they have trained
+    # ... and of those asked before whose updates come now: to be merged, or to count a round later.
+    arrived: np.ndarray = field(default_factory=_nobody)
+    arrived_undrafted: np.ndarray = field(default_factory=_nobody)
 
     @property
     def joules(self) -> float:
@@ -109,7 +113,7 @@ class Settled:
     @property
     def working(self) -> np.ndarray:
         """The ids of all who train in this round, whenever their updates count."""
-        return np.concatenate([self.due, self.undrafted, self.late])
+        return np.concatenate([self.due, self.undrafted, self.late, self.lost])
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Late:
     """What became of updates that missed their round."""
 
     merged: tuple[LateUpdate, ...]
-    waiting: frozenset[int]  # clients whose updates are on the way, or count from the next round on
+    waiting: frozenset[int]  # clients whose work is not lost: it is merged in a later round
     on_the_way: tuple[int, ...]  # of these, those whose updates have not arrived
     under_way: Spent  # what these have cost
     dropped: Spent = Spent()  # what updates had cost that were given up in this round

@@ -41,7 +41,7 @@ class LateMerging(Synchronous):
         refuse_q_fedavg(setting)
         self._pending = Pending(self.config.late_budget_mb)
 
-    def begin(self, now: Round, model: Weights) -> OnTheWay:
+    def begin(self, now: Round) -> OnTheWay:
         return self._pending.on_the_way(now.clock)
 
     def settle(self, now: Round, cohort: Cohort, effort: Effort) -> Settled:

@@ -33,7 +33,7 @@ class Synchronous:
         self.config = setting.config
         self.pool = setting.pool
 
-    def begin(self, now: Round, model: Weights) -> OnTheWay:
+    def begin(self, now: Round) -> OnTheWay:
         """Before anybody is asked: whose updates of earlier rounds are on the way."""
         return OnTheWay()
 
