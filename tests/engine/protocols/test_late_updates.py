@@ -58,29 +58,34 @@ def world(train: Any, sizes: list[int], **keys: Any) -> Any:
 
 
 def test_two_rounds_by_hand(patient: type[Patient]) -> None:
-    """Training adds the client's number. Samples 1 2 1; the late one weighs half of its samples."""
-    with world(lambda client, start, _: start + client, [1, 2, 1], round_deadline=10.0) as rounds:
+    """Training adds 2, 5 and 4. Samples are 1, 2, 1; the late one weighs half of its samples."""
+    adds = {1: 2.0, 2: 5.0, 3: 4.0}
+
+    def train(client: int, start: float, number: int) -> float:
+        return start + adds[client]
+
+    with world(train, [1, 2, 1], model=10.0, round_deadline=10.0) as rounds:
         settled, trained, _ = rounds.play({1: 4.0, 2: 15.0, 3: 5.0})
         assert (settled.due.tolist(), settled.late.tolist(), settled.seconds) == ([1, 3], [2], 10.0)
-        assert rounds.model == (1 + 3) / 2
+        assert rounds.model == 10 + (2 + 4) / 2
         assert trained.late is not None
         assert trained.late.on_the_way == (2,)
         assert trained.late.under_way.client_time == 15.0
         assert trained.late.under_way.energy_joules == 30.0
-        # Client 2 arrives 5 s into the second round with what it changed, +2. Client 1 is in time.
-        # Both were added to the model of this round, 2: (1 * 3 + 0.5 * 2 * 4) / (1 + 1) = 3.5.
+        # Client 2 arrives 5 s into the second round with what it changed, +5. Client 1 is in time.
+        # Both are added to the model of this round, 13: (1 * 15 + 0.5 * 2 * 18) / (1 + 1) = 16.5.
         settled, trained, pending = rounds.play({1: 6.0})
         assert (pending.clients.tolist(), pending.seconds.tolist()) == ([2], [5.0])
         assert settled.arrived.tolist() == [2]
-        assert rounds.model == 3.5
+        assert rounds.model == 16.5
         assert trained.late is not None
         (merged,) = trained.late.merged
         assert (merged.client, merged.asked_in, merged.staleness, merged.weight) == (2, 1, 1, 0.5)
         assert list(trained.reports) == [1]
-        # The fresh update is +1, the late one +2: |1 - 2|^2 / |1|^2.
+        # The fresh update is +2, the late one +5: |2 - 5|^2 / |2|^2.
         (late,) = patient.heard
         assert (late.round, late.rows.tolist(), late.staleness.tolist()) == (2, [1], [1])
-        assert (late.deviation.tolist(), late.fresh) == ([1.0], 1)
+        assert (late.deviation.tolist(), late.fresh) == ([2.25], 1)
 
 
 def test_r5_an_update_comes_in_the_round_in_which_it_arrives(patient: type[Patient]) -> None:
