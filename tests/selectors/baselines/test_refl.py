@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DEVICES, MakeJob, records, run, run_killed_and_resumed, same_records
+from conftest import MakeJob, records, run, run_killed_and_resumed, same_records
+from engine_worlds import user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Rows, five_sigma, look, outcome, table
@@ -466,7 +469,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([8, self.seed])
-        self.n = int(self.rng.integers(1, 30))
+        self.n = int(self.rng.integers(1, 40))
         self.deadline = float(self.rng.integers(10, 4000)) if self.rng.random() < 0.5 else None
         self.period = float(self.rng.integers(5000, 100_000))
         self.intervals = [self._of_one() for _ in range(self.n)]
@@ -475,7 +478,10 @@ class World:
         self.arrivals: dict[int, float] = {}  # of those on the way
 
     def _of_one(self) -> list[tuple[float, float]]:
-        marks = np.sort(self.rng.random(2 * int(self.rng.integers(0, 5)))) * self.period
+        """Intervals that a client is online; in half of the cases also at both ends of a period."""
+        marks = np.sort(self.rng.random(2 * int(self.rng.integers(1, 5)))) * self.period
+        if self.rng.random() < 0.5:
+            marks = np.concatenate([[0.0], marks, [self.period]])
         return list(zip(marks[::2].tolist(), marks[1::2].tolist(), strict=True))
 
     def share(self, client: int, start: float, end: float) -> float:
@@ -617,7 +623,7 @@ def test_agrees_with_the_page(seed: int) -> None:
 # ---- invariants
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 12),
     k=st.integers(0, 14),
@@ -651,7 +657,7 @@ def test_distinct_online_rows_and_a_resumed_selector_goes_on_alike(
     s = fresh(seed)
     clock = 0.0
     with np.errstate(divide="raise", invalid="raise", over="raise"):
-        for t in range(1, 6):
+        for t in range(1, 5):
             state = data.draw(st.lists(st.sampled_from("ofp"), min_size=n, max_size=n))
             online = [i for i in range(n) if state[i] == "o"]
             pending = np.array([i for i in range(n) if state[i] == "p"], np.int64)
@@ -683,7 +689,7 @@ def test_distinct_online_rows_and_a_resumed_selector_goes_on_alike(
             left_out = np.setdiff1d(online, rows).astype(np.int64)
             if s.resting[rows].any():
                 assert s.resting[left_out].all()
-            s.update(outcome(t, rows, valid=np.random.default_rng([seed, t]).random(len(rows)) < 1))
+            s.update(outcome(t, rows))
             clock += float(data.draw(st.sampled_from([0.0, 3.0, 5000.0])))
 
 
@@ -751,29 +757,33 @@ def test_it_asks_those_about_to_leave_and_one_wrong_forecast_in_ten_costs_one_se
         assert abs(taken - expected) <= off
 
 
-def test_a_job_with_it_learns_merges_late_updates_and_resumes(job: MakeJob) -> None:
-    # Of these devices about half take longer than 6 s, none of them as long as 60 s.
+def test_a_job_with_it_learns_merges_late_updates_and_resumes(job: MakeJob, tmp_path: Path) -> None:
+    # Everyone takes about 0.8 s, so that about half are late. Odd clients are offline from 4 s to
+    # 8 s. Rounds of 0.8 s: in one that begins after 2.5 s, the slot after the coming one ends past
+    # 4 s, and 4 of the odd ones are asked, as fewer than 7 of those 10 have an update on the way.
+    users = {0: user((0, 900)), 1: user((0, 4), (8, 900))}
+    (tmp_path / "trace").write_bytes(pickle.dumps(users))
     small = job(
         sample_mode="refl",
-        refl__rest=2,
+        refl__rest=0,
+        refl__accuracy=1.0,
         rounds=15,
-        num_clients=200,
-        synthetic_samples=4000,
         checkpoint_every=3,
-        device_conf_file=DEVICES,
-        device_avail_file=DEVICES,
-        round_deadline=10.0,
+        device_avail_file=str(tmp_path / "trace"),
+        round_deadline=0.8,
+        duration_jitter=0.5,
     )
     whole = run(small)
     rounds = records(whole)
     metrics = records(whole, "metrics.jsonl")
-    assert metrics[-1]["loss"] < metrics[0]["loss"]
-    merged = [update for r in rounds for update in r["late"]]
-    assert merged
-    assert all(0 < update["weight"] < 1 for update in merged)
-    assert {r["selector"]["window"] for r in rounds} == {10.0}
-    assert rounds[-1]["selector"]["expected_round"] == pytest.approx(10.0, abs=0.1)
-    for before, now in zip(rounds, rounds[1:], strict=False):  # they rest for a round
-        fresh_faces = now["selector"]["filled_up"] == 0
-        assert not (fresh_faces and set(before["asked"]) & set(now["asked"]))
+    assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
+    began = [0.0, *(r["clock"] for r in rounds)]
+    about = [r for r, clock in zip(rounds, began, strict=False) if 2.5 < clock < 4]
+    assert about
+    assert all(client % 2 for r in about for client in r["asked"])
+    late_ones = [update for r in rounds for update in r["late"]]
+    assert len(late_ones) > 5
+    assert all(0 < update["weight"] < 1 for update in late_ones)
+    assert {r["selector"]["window"] for r in rounds} == {0.8}
+    assert max(r["selector"]["pending"] for r in rounds) > 0
     same_records(run_killed_and_resumed(small, 8), whole)
