@@ -68,25 +68,46 @@ class Availability:
         """The share of the time from start to end in which each client is online, (n,)."""
         if not end > start:
             raise ValueError(f"expected an end after {start}, got {end}")
+        if self._shelves is not None:
+            return self._seconds_by_shelf(start, end) / (end - start)
         return (self._online_until(end) - self._online_until(start)) / (end - start)
 
+    def _seconds_by_shelf(self, start: float, end: float) -> np.ndarray:
+        """Seconds from start to end for which each client is online, (n,).
+
+        For a short window it reads about as few intervals as a look-up of who is online."""
+        seconds = np.zeros(len(self))
+        for shelf in self._shelves or ():
+            for begin, stop, times in _within_period(start, end, shelf.period):
+                near = slice(
+                    np.searchsorted(shelf.seconds, _whole(begin - shelf.reach), "left"),
+                    np.searchsorted(shelf.seconds, _whole(stop), "right"),
+                )
+                ends = np.minimum(shelf.ends[near], stop)
+                overlap = np.maximum(0.0, ends - np.maximum(shelf.starts[near], begin))
+                np.add.at(seconds, shelf.rows[near], times * overlap)
+        return seconds
+
     def _online_until(self, time: float) -> np.ndarray:
-        """Seconds for which each client is online from time 0 on, (n,)."""
-        each = np.append(0.0, np.cumsum(self._reached - self.starts))  # up to each interval
+        """Seconds for which each client is online from time 0 on, (n,), by search."""
+        each = self._seconds_before
         first = each[self.offsets[:-1]]
         now = np.mod(time, self.periods)
         last = self._begun_last(now, self.offsets[:-1], self.offsets[1:])
         in_period = each[last + 1] - first
         begun = last >= self.offsets[:-1]
         # The interval that began last is counted whole so far; what of it is still to come is not.
-        in_period[begun] -= np.maximum(0.0, self._reached[last[begun]] - now[begun])
+        reached = np.minimum(self.ends[last[begun]], self.periods[begun])
+        in_period[begun] -= np.maximum(0.0, reached - now[begun])
         return (time // self.periods) * (each[self.offsets[1:]] - first) + in_period
 
-    @property
-    def _reached(self) -> np.ndarray:
-        """The end of each interval, or that of its period, which it does not outlast, (m,)."""
-        periods = np.repeat(self.periods, self.lengths)
-        return np.maximum(self.starts, np.minimum(self.ends, periods))
+    @cached_property
+    def _seconds_before(self) -> np.ndarray:
+        """Seconds that all intervals before each one last, and at the end all of them, (m + 1,).
+
+        An interval does not outlast its client's period."""
+        reached = np.minimum(self.ends, np.repeat(self.periods, self.lengths))
+        return np.append(0.0, np.cumsum(np.maximum(0.0, reached - self.starts)))
 
     def take(self, rows: np.ndarray) -> Availability:
         """The availability of `rows`, which may repeat."""
@@ -163,6 +184,23 @@ class Availability:
             ends=self.ends[picked],
             rows=rows[picked],
         )
+
+
+def _within_period(start: float, end: float, period: float) -> list[tuple[float, float, float]]:
+    """The time from start to end as parts (begin, stop, times) of a period that repeats.
+
+    >>> _within_period(90.0, 130.0, 100.0), _within_period(10.0, 320.0, 100.0)
+    ([(90.0, 100.0, 1.0), (0.0, 30.0, 1.0)], [(10.0, 20.0, 1.0), (0.0, 100.0, 3.0)])
+    """
+    times, rest = divmod(end - start, period)
+    begin = start % period
+    stop = begin + rest
+    parts = [(begin, min(stop, period), 1.0)]
+    if stop > period:
+        parts.append((0.0, stop - period, 1.0))
+    if times:
+        parts.append((0.0, period, times))
+    return parts
 
 
 def _whole(seconds: np.ndarray | float) -> np.ndarray:
