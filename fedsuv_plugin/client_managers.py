@@ -34,6 +34,7 @@ SELECTORS = {
     "QuickInitUCBClientManager": "quick_init_ucb:QuickInitUCB",
     "RandomClientManager": "baselines.random:Random",
     "RoundRobinClientManager": "baselines.round_robin:RoundRobin",
+    "SafaClientManager": "baselines.safa:Safa",
     "UCBClientManager": "baselines.ucb:UCB",
 }
 

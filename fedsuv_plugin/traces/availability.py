@@ -64,6 +64,30 @@ class Availability:
             return self._online_by_shelf(float(time))
         return self._online_by_search(time, rows)
 
+    def share(self, start: float, end: float) -> np.ndarray:
+        """The share of the time from start to end in which each client is online, (n,)."""
+        if not end > start:
+            raise ValueError(f"expected an end after {start}, got {end}")
+        return (self._online_until(end) - self._online_until(start)) / (end - start)
+
+    def _online_until(self, time: float) -> np.ndarray:
+        """Seconds for which each client is online from time 0 on, (n,)."""
+        each = np.append(0.0, np.cumsum(self._reached - self.starts))  # up to each interval
+        first = each[self.offsets[:-1]]
+        now = np.mod(time, self.periods)
+        last = self._begun_last(now, self.offsets[:-1], self.offsets[1:])
+        in_period = each[last + 1] - first
+        begun = last >= self.offsets[:-1]
+        # The interval that began last is counted whole so far; what of it is still to come is not.
+        in_period[begun] -= np.maximum(0.0, self._reached[last[begun]] - now[begun])
+        return (time // self.periods) * (each[self.offsets[1:]] - first) + in_period
+
+    @property
+    def _reached(self) -> np.ndarray:
+        """The end of each interval, or that of its period, which it does not outlast, (m,)."""
+        periods = np.repeat(self.periods, self.lengths)
+        return np.maximum(self.starts, np.minimum(self.ends, periods))
+
     def take(self, rows: np.ndarray) -> Availability:
         """The availability of `rows`, which may repeat."""
         lengths = self.lengths[rows]
@@ -72,24 +96,26 @@ class Availability:
         return Availability(self.starts[picked], self.ends[picked], offsets, self.periods[rows])
 
     def _online_by_search(self, time: float | np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-        """A binary search in all clients' intervals at once.
-
-        It takes as many vector operations as the client with the most intervals needs steps."""
         periods = self.periods if rows is None else self.periods[rows]
         low = self.offsets[:-1] if rows is None else self.offsets[rows]
         high = self.offsets[1:] if rows is None else self.offsets[rows + 1]
         if not len(self.starts):
             return np.zeros(len(periods), bool)
-        time = np.mod(time, periods)
-        first = low
-        # Afterwards low is the place after the last interval that began at or before the time.
+        time = np.asarray(np.mod(time, periods))
+        last = self._begun_last(time, low, high)
+        return (last >= low) & (time <= self.ends[np.maximum(last, 0)])
+
+    def _begun_last(self, time: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Of the intervals low to high - 1 of each client, the last that began by its time.
+
+        It is low - 1 where none did. This is a binary search for all clients at once; it takes as
+        many vector operations as the client with the most intervals needs steps."""
         for _ in range(int(np.max(high - low, initial=0)).bit_length()):
             middle = (low + high) >> 1
             started = (low < high) & (self.starts[np.minimum(middle, len(self.starts) - 1)] <= time)
             low = np.where(started, middle + 1, low)
             high = np.where(started, high, middle)
-        last = low - 1  # the interval that began last
-        return (last >= first) & (time <= self.ends[np.maximum(last, 0)])
+        return low - 1
 
     def _online_by_shelf(self, time: float) -> np.ndarray:
         """Whether each client is online at one time.

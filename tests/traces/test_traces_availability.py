@@ -132,3 +132,42 @@ def test_both_look_ups_agree_on_a_large_trace() -> None:
     )
     for time in (0.0, 777.0, 90_000.5, 2_000_000.0):
         np.testing.assert_array_equal(trace.online(time), trace.online(np.full(2000, time)))
+
+
+# ---- shares of time
+
+
+def test_the_share_of_a_window_by_hand() -> None:
+    # Worked example R1 of the selector refl: the window from 100 s to 200 s.
+    traces: list[list[tuple[float, float]]] = [
+        [(0, 90)],
+        [(0, 150)],
+        [(0, 250)],
+        [(0, 120), (130, 260)],
+    ]
+    trace = make([(pairs, 1000.0) for pairs in traces])
+    assert trace.share(100.0, 200.0).tolist() == [0.0, 0.5, 1.0, 0.9]
+    # In the window from 900 s to 1100 s the trace begins anew at 1000 s.
+    assert trace.share(900.0, 1100.0).tolist() == [0.45, 0.5, 0.5, 0.5]
+    with pytest.raises(ValueError, match="expected an end after"):
+        trace.share(5.0, 5.0)
+
+
+def share_by_the_book(client: Client, start: float, end: float) -> float:
+    """Every interval of every period, cut to the window."""
+    pairs, period = client
+    online = 0.0
+    for repeat in range(int(start // period), int(end // period) + 1):
+        for a, b in pairs:
+            a, b = min(a, period) + repeat * period, min(b, period) + repeat * period
+            online += max(0.0, min(b, end) - max(a, start))
+    return online / (end - start)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(client(), min_size=1, max_size=6), st.floats(0, 20_000), st.floats(0.5, 20_000))
+def test_the_share_is_the_definition(clients: list[Client], start: float, length: float) -> None:
+    share = make(clients).share(start, start + length)
+    expected = [share_by_the_book(c, start, start + length) for c in clients]
+    assert share == pytest.approx(expected, abs=1e-7)
+    assert ((share >= -1e-9) & (share <= 1 + 1e-9)).all()
