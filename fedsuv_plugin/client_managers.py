@@ -23,6 +23,7 @@ SELECTORS = {
     "AflClientManager": "baselines.afl:Afl",
     "BPUCBClientManager": "bp_ucb:BPUCB",
     "DivflClientManager": "baselines.divfl:Divfl",
+    "FedCSClientManager": "baselines.fedcs:FedCS",
     "FedCorClientManager": "baselines.fedcor:FedCor",
     "FedSUVClientManager": "fedsuv:FedSUV",
     "FilflClientManager": "filfl:Filfl",
@@ -35,6 +36,7 @@ SELECTORS = {
     "RandomClientManager": "baselines.random:Random",
     "RoundRobinClientManager": "baselines.round_robin:RoundRobin",
     "SafaClientManager": "baselines.safa:Safa",
+    "TiFLClientManager": "baselines.tifl:TiFL",
     "UCBClientManager": "baselines.ucb:UCB",
 }
 

@@ -43,6 +43,10 @@ class ClientTable:
     expected_duration: np.ndarray  # (n,) float64
     energy: np.ndarray  # (n,) float64
     position: np.ndarray  # (n, 2) float64, metres in a square of 1 km
+    # Seconds of expected_duration in which the model goes to, and from, each client; the rest is
+    # computing. None where only the sum is known.
+    download: np.ndarray | None = None  # (n,) float64
+    upload: np.ndarray | None = None  # (n,) float64
 
     def __len__(self) -> int:
         return len(self.ids)
