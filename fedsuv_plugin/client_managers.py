@@ -22,6 +22,7 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 SELECTORS = {
     "AflClientManager": "baselines.afl:Afl",
     "BPUCBClientManager": "bp_ucb:BPUCB",
+    "BSFLClientManager": "baselines.bsfl:BSFL",
     "DivflClientManager": "baselines.divfl:Divfl",
     "FedCSClientManager": "baselines.fedcs:FedCS",
     "FedCorClientManager": "baselines.fedcor:FedCor",
