@@ -12,7 +12,7 @@ from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.params import range_of
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable
-from fedsuv_plugin.traces.clock import Work, durations, energy
+from fedsuv_plugin.traces.clock import Work, durations, energy, transfers
 from fedsuv_plugin.traces.population import Population
 
 SQUARE_METRES = 1000.0  # side of the square in which clients without a position are placed
@@ -63,6 +63,7 @@ class Roster:
         self._devices = ids - 1  # rows of the population
         names, features = population.features
         computing, communicating = durations(population, work, self._devices)
+        downloading, uploading = transfers(population, work, self._devices)
         self.clients = ClientTable(
             ids=ids,
             samples=sizes,
@@ -72,6 +73,8 @@ class Roster:
             expected_duration=computing + communicating,
             energy=energy(population, self._devices, computing, communicating),
             position=self._positions()[self._devices],
+            download=downloading,
+            upload=uploading,
         )
 
     def _positions(self) -> np.ndarray:
