@@ -24,9 +24,9 @@ def make(n: int, seed: int = 0, duration: Numbers = 1.0, **params: object) -> BS
     return BSFL(BSFLParams.from_mapping(params), clients, np.random.default_rng(seed))
 
 
-def of_o3(**params: object) -> BSFL:
+def of_o3(**params: float) -> BSFL:
     """Rates 0.9 0.5 0.2 0.4 of 7, 4, 3 and 6 participations in 10 rounds."""
-    s = make(4, **params)
+    s = make(4, 0, 1.0, **params)
     s.rate[:] = [0.9, 0.5, 0.2, 0.4]
     s.count[:] = [7, 4, 3, 6]
     s.rounds = 10
