@@ -153,7 +153,7 @@ def requirements(name: str, params_of: ParamsOf) -> dict[str, Required]:
     if selector is None:
         return {}
     params = params_of(name)
-    own = {name: Required(selector.required(params), selector.probes)}
+    own = {name: Required(selector.required(params), selector.may_ask(params))}
     inner = inner_of(selector, params)
     return own if inner is None else own | requirements(inner[0], params_of)
 

@@ -25,9 +25,9 @@ def make_selector(
     rng = stream(seed, "selector")
     wrapped = named.inner_of(selector_class, params)
     if wrapped is None:
-        return selector_class(params, clients, rng), selector_class.probes
+        return selector_class(params, clients, rng), selector_class.may_ask(params)
     inner_name, inner_class = wrapped
     inner_params = given[inner_name] if inner_name in given else inner_class.Params()
     inner = inner_class(inner_params, clients, stream(seed, "inner selector"))
     outer = selector_class(params, clients, rng, inner)  # type: ignore[call-arg]
-    return outer, selector_class.probes | inner_class.probes
+    return outer, selector_class.may_ask(params) | inner_class.may_ask(inner_params)

@@ -24,7 +24,7 @@ from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.records import Run
 from fedsuv_plugin.replays import REPLAYS, RUNS, Replay, Report, Table
 from fedsuv_plugin.replays.pczfl_fig3 import A_B, CONFIG
-from fedsuv_plugin.selectors.pczfl import uniform_scores
+from fedsuv_plugin.selectors.accuracy_energy import uniform_scores
 
 LAST = 10  # evaluations that make a final accuracy
 # FMNIST: accuracy, accumulated energy.

@@ -156,7 +156,8 @@ class Selector(ABC):
     time_slots: ClassVar[bool] = False  # keeps a cohort for several rounds, less who is offline
     free_cohort: bool = False  # its cohort may have any size, and all of it is aggregated
     protocol: str = SYNCHRONOUS  # how rounds deal with those who are late
-    state: ClassVar[tuple[str, ...]] = ()  # attributes that are learned; see `state_dict`
+    # Attributes that are learned; one with a `state_dict` of its own is saved and loaded by it.
+    state: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -171,6 +172,11 @@ class Selector(ABC):
     def required(cls, params: AnyParams) -> frozenset[str]:
         """Those of `needs` that matter with these parameters."""
         return cls.needs
+
+    @classmethod
+    def may_ask(cls, params: AnyParams) -> frozenset[str]:
+        """Those of `probes` that matter with these parameters."""
+        return cls.probes
 
     @classmethod
     def wraps(cls, params: AnyParams) -> str | None:
@@ -214,12 +220,20 @@ class Selector(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything learned, and the generator: a job that is resumed continues exactly."""
         learned = {name: getattr(self, name) for name in self.state}
+        for name, part in learned.items():
+            if hasattr(part, "state_dict"):
+                learned[name] = part.state_dict()
         return {"rng": self.rng.bit_generator.state, **learned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        for name in self.state:  # the state still belongs to the caller, so it is copied
-            setattr(self, name, copy.deepcopy(state[name]))
+        for name in self.state:
+            part = getattr(self, name)
+            value = copy.deepcopy(state[name])  # because the state still belongs to the caller
+            if hasattr(part, "load_state_dict"):
+                part.load_state_dict(value)
+            else:
+                setattr(self, name, value)
 
 
 def bad_pick(rows: np.ndarray, view: RoundView) -> str | None:

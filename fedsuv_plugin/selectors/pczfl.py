@@ -6,7 +6,7 @@ Paper: "Optimizing Federated Learning Client Selection via Multi-Objective Conte
     Information", AISTATS 2018.
 
 Paper symbol -> name here
-    x_{t,i} -> context[i], (accuracy on the interview set, energy score)
+    x_{t,i} -> context[i], (accuracy on the interview set, energy score): see accuracy_energy.py
     B, r(B) -> centre, radius    dom(B) -> the clients i with ball[i] == B
     mu-hat_B, N_B -> mean, count    u_B -> _uncertainty    A_B -> a_b    g_B -> significance
 Departures
@@ -20,10 +20,7 @@ Departures
     - In the warm-up everyone online takes part, and every relevant ball counts as chosen: it is
       updated and may zoom.
     - A chosen ball of which nobody answered is left as it is.
-    - Where nobody tells the untrained model's accuracy before the first round, the first answer
-      that comes stands in for it, for those who have not taken part by then.
-    - The energy score is 1 - energy / largest energy of all clients (`energy: trace`), or as in the
-      paper's experiment uniform on [0.5, 1] and fixed (`energy: uniform`).
+    - Contexts are those of accuracy_energy.py, with its departures.
     - Everyone on the Pareto front is asked, as in the paper, unless `max_clients` limits that.
 """
 
@@ -36,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.selectors.accuracy_energy import AccuracyEnergy, energy_param
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY
 
@@ -57,11 +55,7 @@ class PCZFLParams(Params):
     max_clients: int | None = param(
         None, "most clients of a round after the warm-up; none: all of the front", low=1
     )
-    energy: str = param(
-        "trace",
-        "energy scores: from the trace, or drawn uniformly from [0.5, 1] as in the paper",
-        choices=("trace", "uniform"),
-    )
+    energy: str = energy_param()
 
 
 class PCZFL(Selector):
@@ -76,24 +70,23 @@ class PCZFL(Selector):
     probes = frozenset({INTERVIEW_ACCURACY})
     Params = PCZFLParams
     free_cohort = True
-    state = ("context", "started", "took_part", "ball", "centre", "radius", "mean", "count")
+    state = ("known", "ball", "centre", "radius", "mean", "count")
 
     def __init__(self, params: PCZFLParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
-        if params.energy == "uniform":
-            score = uniform_scores(n, rng)
-        else:
-            score = trace_scores(clients.energy)
-        self.context = np.column_stack([np.zeros(n), score])  # (n, 2)
-        self.started = False  # the untrained model's accuracy is known
-        self.took_part = np.zeros(n, bool)  # (n,) the accuracy is that of the client's own model
+        self.known = AccuracyEnergy(params.energy, clients, rng)
         self.ball = np.zeros(n, np.int64)  # (n,) the ball in whose domain each client is
         self.centre = np.array([[0.5, 0.5]])  # (b, 2)
         self.radius = np.array([np.sqrt(0.5)])  # (b,)
         self.mean = np.zeros((1, 2))  # (b, 2) mean reward
         self.count = np.zeros(1, np.int64)  # (b,) how many rewards that is the mean of
         self._begin()
+
+    @property
+    def context(self) -> np.ndarray:
+        """(n, 2)"""
+        return self.known.context
 
     def _begin(self) -> None:
         # (b, 2), NaN where a ball is not relevant: none of its clients is online
@@ -103,17 +96,12 @@ class PCZFL(Selector):
     # ---- choosing
 
     def probe(self, view: RoundView) -> Probe | None:
-        """Ask one client how good the untrained model is on the interview set.
-
-        One is enough: all clients have the same model and the same interview set."""
-        if self.started or not len(view.online):
-            return None
-        return Probe(INTERVIEW_ACCURACY, view.online[:1])
+        return self.known.question(view)
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
         self._begin()
-        if not self.started and view.probe is not None and len(view.probe.values):
-            self._start(float(np.clip(view.probe.values[0], 0, 1)))
+        moved = self.known.hear(view)
+        self.ball[moved] = self._owners(self.context[moved], len(self.count))
         relevant = np.unique(self.ball[view.online])  # Alg. 1, line 6
         self._significance[relevant] = self._significances(relevant)
         warm_up = view.round <= self.params.warmup_rounds
@@ -126,13 +114,6 @@ class PCZFL(Selector):
         if warm_up or limit is None or len(rows) <= limit:
             return rows
         return rows[best(self.context[rows].sum(axis=1), limit, self.rng)]
-
-    def _start(self, accuracy: float) -> None:
-        """Everyone who has not taken part yet has the untrained model's accuracy."""
-        rows = np.flatnonzero(~self.took_part)
-        self.context[rows, 0] = accuracy
-        self.ball[rows] = self._owners(self.context[rows], len(self.count))
-        self.started = True
 
     def _uncertainty(self) -> np.ndarray:
         """u_B = sqrt(2 A_B / N_B), (b,); infinite where there is no reward yet."""
@@ -153,16 +134,13 @@ class PCZFL(Selector):
     # ---- learning
 
     def update(self, outcome: RoundOutcome) -> None:
-        told = outcome.signals.get(INTERVIEW_ACCURACY)
-        rows = outcome.rows[outcome.valid]
-        if told is None or not len(rows):
+        before = self.context[outcome.rows[outcome.valid]]
+        rows = self.known.learn(outcome)
+        if not len(rows):
             return
-        before = self.context[rows]
-        after = np.column_stack([np.clip(told[outcome.valid], 0, 1), before[:, 1]])
+        after = self.context[rows]
         old_balls = len(self.count)
         self._reward(self.ball[rows], before, after)
-        self.context[rows] = after
-        self.took_part[rows] = True
         self.ball[rows] = self._owners(after, old_balls)
         self._claim(np.arange(old_balls, len(self.count)))
 
@@ -283,14 +261,3 @@ def undominated(points: np.ndarray) -> np.ndarray:
     kept = np.empty(len(points), bool)
     kept[order] = ~dominated
     return kept
-
-
-def trace_scores(joules: np.ndarray) -> np.ndarray:
-    """1 - energy / largest energy; 1 for all where nobody spends any."""
-    most = joules.max(initial=0)
-    return 1 - joules / most if most > 0 else np.ones(len(joules))
-
-
-def uniform_scores(n: int, rng: np.random.Generator) -> np.ndarray:
-    """The paper's energy scores: on [0.5, 1], fixed per client."""
-    return rng.uniform(0.5, 1, n)

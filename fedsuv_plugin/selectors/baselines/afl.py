@@ -10,6 +10,9 @@ Paper symbol -> name here
     n_k -> clients.samples    p_k -> probability    m -> k
     alpha_1, alpha_2, alpha_3 -> drop_share, softmax_factor, uniform_share
 Departures
+    With `utility: accuracy_energy`, as in PCZFL's paper, v_k is that utility, without sqrt(n_k):
+        see accuracy_energy.py. It is within [0, 1], where the default alpha_2 makes probabilities
+        differ by at most 1 %: nearly a uniform draw among those that are not dropped.
     Everyone is asked for the loss when first online, not all before the first round.
     A client whose answer was lost is asked again in every round until one arrives.
     Until then its valuation is the median of all known ones, online or not.
@@ -28,9 +31,11 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.params import Params as AnyParams
+from fedsuv_plugin.params import param
+from fedsuv_plugin.selectors.accuracy_energy import UtilityParams, mean_utility, signals_for
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
-from fedsuv_plugin.selectors.signals import LOSS
+from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY, LOSS
 
 LARGEST = 1e30  # valuations are clipped to this size, so that no difference overflows
 # 0.9 * 10 must not become 8 seats because a product comes out as 8.999...
@@ -38,7 +43,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class AflParams(Params):
+class AflParams(UtilityParams):
     drop_share: float = param(
         0.75,
         "alpha_1, share of the online clients, those of lowest value, that the draw by value "
@@ -66,13 +71,14 @@ class Afl(Selector):
 
     name = "afl"
     paper = "Goetz et al., Active Federated Learning, arXiv:1909.12641"
-    needs = frozenset({LOSS})
-    probes = frozenset({LOSS})
+    needs = frozenset({LOSS, INTERVIEW_ACCURACY})
+    probes = frozenset({LOSS, INTERVIEW_ACCURACY})
     Params = AflParams
-    state = ("valuation", "known")
+    state = ("utility", "valuation", "known")
 
     def __init__(self, params: AflParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
+        self.utility = mean_utility(params, clients, rng)  # none: the valuation is the paper's own
         self.valuation = np.zeros(len(clients))  # (n,) the latest known
         self.known = np.zeros(len(clients), bool)  # (n,) whether there is one
         self._forget_selection()
@@ -83,12 +89,25 @@ class Afl(Selector):
         self.dropped = np.zeros(len(self.clients), bool)
         self._parts = {"by_value": 0, "uniform": 0}
 
+    @classmethod
+    def required(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, LOSS)
+
+    @classmethod
+    def may_ask(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, LOSS)
+
     def probe(self, view: RoundView) -> Probe | None:
+        if self.utility is not None:
+            return self.utility.question(view)
         rows = view.online[~self.known[view.online]]
         return Probe(LOSS, rows) if len(rows) else None
 
     def update(self, outcome: RoundOutcome) -> None:
         """Renew the valuations of the cohort, under the model that it received."""
+        if self.utility is not None:
+            self.utility.learn(outcome)
+            return
         loss = outcome.signals.get(LOSS, outcome.loss)
         self._learn(outcome.rows[outcome.valid], loss[outcome.valid])
 
@@ -99,7 +118,11 @@ class Afl(Selector):
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
         self._forget_selection()
-        if view.probe is not None:
+        if self.utility is not None:
+            self.utility.hear(view)
+            self.valuation = self.utility.values
+            self.known[:] = True
+        elif view.probe is not None:
             self._learn(view.probe.rows, view.probe.values)
         online = view.online
         k = min(k, len(online))

@@ -18,6 +18,11 @@ Departures
     A direction longer than 10 times the median length is shortened to that length.
     Clients whose direction is not known get seats only when no others are left.
     Ties are broken at random.
+    With `utility: accuracy_energy`, as in PCZFL's paper, a client's point is that utility instead
+        of its direction: see accuracy_energy.py. The cohort represents the clients' utilities, so
+        that their distance |u_i - u_j| to the nearest of it is small. That paper leaves open what
+        a number in place of a gradient means. The other reading, the k largest utilities, would
+        be `pow_d` with everyone a candidate, and nothing of DivFL would be left.
 
 G is a sum over the online clients whose direction is known, not over all clients. Most of the work
 goes into their distances. These are kept, so that a selection costs O(changed clients sketch_dim)
@@ -32,7 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.params import Params as AnyParams
+from fedsuv_plugin.params import param
+from fedsuv_plugin.selectors.accuracy_energy import UtilityParams, mean_utility, signals_for
 from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector, best
 from fedsuv_plugin.selectors.baselines.facility_location import (
     BLOCK,
@@ -43,13 +50,13 @@ from fedsuv_plugin.selectors.baselines.facility_location import (
     stochastic_facility_location,
 )
 from fedsuv_plugin.selectors.maths.directions import longest_believed, shortening
-from fedsuv_plugin.selectors.signals import DIRECTION
+from fedsuv_plugin.selectors.signals import DIRECTION, INTERVIEW_ACCURACY
 
 LARGEST = 1e30  # what arrives is clipped to this size, so that no square of it overflows
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivflParams(Params):
+class DivflParams(UtilityParams):
     sketch_dim: int = param(
         1024,
         "numbers a direction is compressed to; squared distances are off by about sqrt(2 / this)",
@@ -88,14 +95,15 @@ class Divfl(Selector):
         "Balakrishnan et al., Diverse Client Selection for FL via Submodular Maximization, "
         "ICLR 2022"
     )
-    needs = frozenset({DIRECTION})
-    probes = frozenset({DIRECTION})
+    needs = frozenset({DIRECTION, INTERVIEW_ACCURACY})
+    probes = frozenset({DIRECTION, INTERVIEW_ACCURACY})
     Params = DivflParams
-    state = ("sketch_seed", "sketches", "known", "approached")
+    state = ("utility", "sketch_seed", "sketches", "known", "approached")
 
     def __init__(self, params: DivflParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
         n = len(clients)
+        self.utility = mean_utility(params, clients, rng)  # none: directions are compared
         self.sketch_seed = int(rng.integers(2**63 - 1))
         # (n, width): the width depends on the model, so it is 0 until the first direction arrives.
         self.sketches = np.zeros((n, 0), np.float32)
@@ -107,7 +115,17 @@ class Divfl(Selector):
         # Made when it is first needed. It follows from the sketches, so it is not in the state.
         self._table: DistanceTable | None = None
 
+    @classmethod
+    def required(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, DIRECTION)
+
+    @classmethod
+    def may_ask(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, DIRECTION)
+
     def probe(self, view: RoundView) -> Probe | None:
+        if self.utility is not None:
+            return self.utility.question(view)
         rows = view.online
         if self.params.directions == "last":
             rows = rows[~self.approached[rows]]
@@ -125,17 +143,25 @@ class Divfl(Selector):
             self._table.forget(row)
 
     def update(self, outcome: RoundOutcome) -> None:
+        if self.utility is not None:
+            self.utility.learn(outcome)
+            return
         if DIRECTION in outcome.signals:
             for i in np.flatnonzero(outcome.valid):
                 self.receive(int(outcome.rows[i]), outcome.signals[DIRECTION][i])
         self.approached[outcome.rows[outcome.valid]] = True
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
+        if self.utility is not None:
+            self.utility.hear(view)
+            self._place(self.utility.values)
         known = self.known[view.online]
         rows = view.online[known]
         others = view.online[~known]
         lengths = self._lengths(rows)
-        factors = shortening(lengths, longest_believed(lengths))
+        factors = np.ones(len(rows))  # utilities are within [0, 1], and none is too long
+        if self.utility is None:
+            factors = shortening(lengths, longest_believed(lengths))
         points = self.sketches[rows].astype(np.float64)
         points *= factors[:, None]
 
@@ -154,6 +180,17 @@ class Divfl(Selector):
         self._book_clusters(rows, points, chosen)
         more = others[best(np.zeros(len(others)), k - len(chosen), self.rng)]
         return np.concatenate([rows[chosen], more])
+
+    def _place(self, values: np.ndarray) -> None:
+        """Put every client at its value (n,) on a line; distances of those who stay are kept."""
+        if not self.sketches.size:
+            self.sketches = np.full((len(values), 1), np.nan, np.float32)
+        line = values.astype(np.float32)
+        moved = np.flatnonzero(self.sketches[:, 0] != line)
+        self.sketches[moved, 0] = line[moved]
+        self.known[:] = True
+        if self._table is not None:
+            self._table.forget(moved)
 
     def _lengths(self, rows: np.ndarray) -> np.ndarray:
         """The lengths of the clients' sketches in float64, (m,)."""

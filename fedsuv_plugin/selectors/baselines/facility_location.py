@@ -360,9 +360,9 @@ class DistanceTable:
     def megabytes(n: int) -> float:
         return 4 * n * n / 2**20
 
-    def forget(self, row: int) -> None:
-        """The client's direction has changed."""
-        self._factors[row] = np.nan
+    def forget(self, rows: int | np.ndarray) -> None:
+        """The directions of these clients have changed."""
+        self._factors[rows] = np.nan
 
     def renew(
         self, directions: np.ndarray, rows: np.ndarray, factors: np.ndarray, lengths: np.ndarray

@@ -12,6 +12,8 @@ Departures
     A candidate that does not answer is passed over.
     Seats left then (or with d < k) go to other online clients, by the largest loss last known.
     A client of unknown loss comes before those of known loss, as in the paper's pi_rpow-d.
+    With `utility: accuracy_energy`, as in PCZFL's paper, the candidates of largest utility are
+        chosen, where the original takes the largest losses: see accuracy_energy.py.
     Without probes (FedScale's own aggregator) it is pi_rpow-d, with each client's last known loss.
     Ties are broken at random.
 """
@@ -23,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.params import Params, param
+from fedsuv_plugin.params import Params as AnyParams
+from fedsuv_plugin.params import param
+from fedsuv_plugin.selectors.accuracy_energy import UtilityParams, mean_utility, signals_for
 from fedsuv_plugin.selectors.base import (
     ClientTable,
     Probe,
@@ -33,13 +37,13 @@ from fedsuv_plugin.selectors.base import (
     best,
     sample_by_weight,
 )
-from fedsuv_plugin.selectors.signals import LOSS
+from fedsuv_plugin.selectors.signals import INTERVIEW_ACCURACY, LOSS
 
 CHOICE = 2  # candidates per seat, unless d says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowDParams(Params):
+class PowDParams(UtilityParams):
     d: int | None = param(
         None,
         "candidates asked for their loss; none: twice the seats; "
@@ -56,17 +60,29 @@ class PowD(Selector):
         "Cho et al., Towards Understanding Biased Client Selection in Federated Learning, "
         "AISTATS 2022"
     )
-    probes = frozenset({LOSS})
+    needs = frozenset({INTERVIEW_ACCURACY})
+    probes = frozenset({LOSS, INTERVIEW_ACCURACY})
     Params = PowDParams
-    state = ("loss", "known")
+    state = ("utility", "loss", "known")
 
     def __init__(self, params: PowDParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
+        self.utility = mean_utility(params, clients, rng)  # none: chosen by the loss
         self.loss = np.zeros(len(clients))  # (n,) the latest known
         self.known = np.zeros(len(clients), bool)  # (n,) whether any loss is known
         self.candidate = np.zeros(len(clients), bool)  # (n,) in the latest selection
 
+    @classmethod
+    def required(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, LOSS) & cls.needs
+
+    @classmethod
+    def may_ask(cls, params: AnyParams) -> frozenset[str]:
+        return signals_for(params, LOSS)
+
     def probe(self, view: RoundView) -> Probe | None:
+        if self.utility is not None:
+            return self.utility.question(view)
         self._choose_candidates(view, view.seats or 1)
         return Probe(LOSS, np.flatnonzero(self.candidate))
 
@@ -79,7 +95,9 @@ class PowD(Selector):
         self.candidate[view.online[drawn]] = True
 
     def select(self, view: RoundView, k: int) -> np.ndarray:
-        if view.probe is None:
+        if self.utility is not None:
+            self.utility.hear(view)
+        if self.utility is not None or view.probe is None:
             self._choose_candidates(view, k)
             answered = self.candidate
         else:
@@ -93,7 +111,11 @@ class PowD(Selector):
         return np.concatenate([chosen, more])
 
     def _score(self, rows: np.ndarray) -> np.ndarray:
-        """The last known loss; infinity where none is known, so that those clients come first."""
+        """The last known loss; infinity where none is known, so that those clients come first.
+
+        The mean utility, where the job says so."""
+        if self.utility is not None:
+            return self.utility.values[rows]
         return np.where(self.known[rows], self.loss[rows], np.inf)
 
     def _learn(self, rows: np.ndarray, loss: np.ndarray) -> None:
@@ -102,13 +124,23 @@ class PowD(Selector):
 
     def update(self, outcome: RoundOutcome) -> None:
         """Remember the clients' training losses, for rounds in which they do not answer a probe."""
+        if self.utility is not None:
+            self.utility.learn(outcome)
         self._learn(outcome.rows[outcome.valid], outcome.loss[outcome.valid])
 
     def explain(self) -> dict[str, np.ndarray]:
-        """`loss` is NaN where it is not known."""
+        """`loss` is NaN where it is not known; where it plays no part, `utility` stands there."""
+        if self.utility is not None:
+            return {"candidate": self.candidate, "utility": self.utility.values}
         return {"candidate": self.candidate, "loss": np.where(self.known, self.loss, np.nan)}
 
     def diagnostics(self) -> dict[str, Any]:
+        if self.utility is not None:
+            worth = self.utility.values[self.candidate]
+            return {
+                "candidates": len(worth),
+                "mean_candidate_utility": float(worth.mean()) if len(worth) else None,
+            }
         losses = self.loss[self.candidate & self.known]
         return {
             "candidates": int(np.count_nonzero(self.candidate)),
