@@ -29,6 +29,8 @@ SELECTORS = {
     "FedSUVClientManager": "fedsuv:FedSUV",
     "FilflClientManager": "filfl:Filfl",
     "GpflClientManager": "gpfl:Gpfl",
+    "LshClientManager": "baselines.lsh:Lsh",
+    "NccbClientManager": "baselines.nccb:Nccb",
     "OortClientManager": "baselines.oort:Oort",
     "OracleClientManager": "baselines.oracle:Oracle",
     "PCZFLClientManager": "pczfl:PCZFL",

@@ -33,14 +33,20 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def hashes(seed: int, name: str, keys: np.ndarray, *numbers: int) -> np.ndarray:
+    """64 random bits for each key, as uint64: a function of (seed, name, key, numbers) alone.
+
+    A stream per key would be too slow for a million of them. Different keys have different bits."""
+    start = stream(seed, name, *numbers).integers(2**64 - 1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        return _mix(_mix(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start))
+
+
 def uniforms(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
     """A number between 0 and 1 for each client, a function of (seed, name, client, number) alone.
 
-    A stream per client would be too slow for a million clients. Instead each client's id is hashed
-    to 53 random bits, all ids at once."""
-    start = stream(seed, name, number).integers(2**64 - 1, dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        bits = _mix(_mix(clients.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start))
+    It is made of 53 bits of the client's hash."""
+    bits = hashes(seed, name, clients, number)
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 

@@ -17,7 +17,8 @@ from fedsuv_plugin.selectors.signals import HELD_OUT, SEEN, SIGNALS, TRAINING, S
 from fedsuv_plugin.traces.clock import Work, durations, energy, fluctuation, inference
 from fedsuv_plugin.traces.population import Population
 
-NUMBER_KBIT = 8 * 8 / 1024  # an answer of eight bytes, in FedScale's unit of 1024 bits
+# An answer of eight bytes, a number or 64 bits, in FedScale's unit of 1024 bits.
+NUMBER_KBIT = 8 * 8 / 1024
 
 
 def megabytes(kbit: float) -> float:
@@ -34,13 +35,14 @@ class Prices:
     sizes: np.ndarray  # (n,) training samples of each client
 
     def of_probe(self, now: Round, kind: str, clients: np.ndarray) -> Bill:
-        """A question to clients, by their ids: the model down, the work, the answer up."""
+        """A question to clients, by their ids: the work, the answer up, and if the question is of
+        a model, that one down."""
         signal = SIGNALS[kind]
         if not signal.by_client:
             return Bill()
         rows = clients - 1
         up = self.work.upload_kbit if signal.sends_model else NUMBER_KBIT
-        down = self.work.download_kbit
+        down = self.work.download_kbit if signal.of_model else 0.0
         computing = self._passing(signal, rows)
         if signal.trains:
             computing = computing + durations(self.population, self.work, rows)[0]

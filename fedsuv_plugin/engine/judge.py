@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
-from fedsuv_plugin.engine.signals import CLIENTS_AT_ONCE
-from fedsuv_plugin.engine.task import PROBE, TEST
+from fedsuv_plugin.engine.task import TEST
+from fedsuv_plugin.engine.training import ask_together
 from fedsuv_plugin.records import finite_or_none
 from fedsuv_plugin.selectors.signals import OPINIONS
 
@@ -33,19 +33,8 @@ class Judge:
         return [chunks[chunk] for chunk in sorted(chunks)]
 
     def opinions(self, clients: np.ndarray) -> dict[int, Any]:
-        """The model's accuracy on each client's held-out samples; executors share the clients."""
-        groups = [
-            clients[start : start + CLIENTS_AT_ONCE]
-            for start in range(0, len(clients), CLIENTS_AT_ONCE)
-        ]
-        every = min(len(self._pool), len(groups))
-        tasks = [
-            self._pool.task(PROBE, np.concatenate(groups[first::every]), probe=OPINIONS)
-            for first in range(every)
-        ]
-        answers: dict[int, Any] = {}
-        self._pool.run(tasks, answers.update)
-        return {client: answers[client] for client in clients.tolist() if client in answers}
+        """The model's accuracy on each client's held-out samples."""
+        return ask_together(self._pool, OPINIONS, clients)
 
     def clients_accuracy(self, clients: np.ndarray) -> dict[str, float]:
         """How these clients find the model: their mean accuracy, and that of the worst tenth."""

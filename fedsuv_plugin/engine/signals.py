@@ -3,7 +3,7 @@
 A signal that a client sends along with its update is a generator: what stands before its `yield`
 happens before local training, what stands after it happens afterwards, and it returns the value.
 As a probe the same generator runs without training in between, unless the signal is declared to
-train first. Signals of the received model on data of many clients are measured for all at once.
+train first. Signals of many clients that are quick to measure are measured for all at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from fedsuv_plugin.engine.evaluation import Evaluation, accuracies, evaluate
 from fedsuv_plugin.engine.model import flat
+from fedsuv_plugin.engine.simhash import simhash
 from fedsuv_plugin.selectors import signals as declared
-from fedsuv_plugin.tasks.federated_data import FederatedData, Samples
+from fedsuv_plugin.tasks.federated_data import SAMPLES_AT_ONCE, FederatedData, Samples
 
-CLIENTS_AT_ONCE = 1000  # clients whose held-out data are evaluated end to end ...
-SAMPLES_AT_ONCE = 4096  # ... so many samples at a time
+CLIENTS_AT_ONCE = 1000  # clients whose held-out data are evaluated end to end
 
 
 class Local:
@@ -85,6 +85,12 @@ def opinions(model: torch.nn.Module, data: FederatedData, clients: np.ndarray) -
     return found
 
 
+def fingerprint(model: torch.nn.Module, data: FederatedData, clients: np.ndarray) -> dict[int, Any]:
+    """SimHash of each client's training data; the model has no part in it."""
+    bits_of = simhash(data)
+    return {client: bits_of(data.training(client)) for client in clients.tolist()}
+
+
 BY_CLIENT: dict[str, Callable[[Local], Measurement]] = {
     declared.ACCURACY_GAIN: accuracy_gain,
     declared.DIRECTION: direction,
@@ -92,7 +98,7 @@ BY_CLIENT: dict[str, Callable[[Local], Measurement]] = {
     declared.LOSS: loss,
     declared.INTERVIEW_ACCURACY: interview_accuracy,
 }
-FOR_MANY = {declared.OPINIONS: opinions}
+FOR_MANY = {declared.OPINIONS: opinions, declared.FINGERPRINT: fingerprint}
 
 
 class Measurements:

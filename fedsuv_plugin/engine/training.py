@@ -12,11 +12,10 @@ from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.bill import Prices
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import Keep
-from fedsuv_plugin.engine.judge import Judge
 from fedsuv_plugin.engine.merging import Update, Weights
 from fedsuv_plugin.engine.rounds import Bill, Round
+from fedsuv_plugin.engine.signals import CLIENTS_AT_ONCE, FOR_MANY
 from fedsuv_plugin.engine.task import PROBE, TRAIN
-from fedsuv_plugin.selectors.signals import OPINIONS
 
 
 class Questions:
@@ -25,15 +24,15 @@ class Questions:
     def __init__(self, pool: ExecutorPool, prices: Prices, now: Round):
         self.bill = Bill()
         self._pool = pool
-        self._judge = Judge(pool)
         self._prices = prices
         self._now = now
 
     def ask(self, kind: str, clients: np.ndarray, keep: Keep) -> Mapping[int, np.ndarray]:
         """What each client answers, as far as `keep` keeps it."""
         self.bill += self._prices.of_probe(self._now, kind, clients)
-        if kind == OPINIONS:
-            return self._judge.opinions(clients)
+        if kind in FOR_MANY:
+            answers = ask_together(self._pool, kind, clients)
+            return {client: keep(client, answer) for client, answer in answers.items()}
         return ask_clients(self._pool, self._now, kind, clients, keep)
 
 
@@ -51,6 +50,23 @@ def ask_clients(
     tasks = [pool.task(PROBE, [c], probe=kind, **settings) for c in clients.tolist()]
     pool.run(tasks, consume)
     return answers
+
+
+def ask_together(pool: ExecutorPool, kind: str, clients: np.ndarray) -> dict[int, Any]:
+    """What each client answers to a probe that is measured for many at once.
+
+    Executors share the clients, in groups of CLIENTS_AT_ONCE."""
+    groups = [
+        clients[start : start + CLIENTS_AT_ONCE]
+        for start in range(0, len(clients), CLIENTS_AT_ONCE)
+    ]
+    every = min(len(pool), len(groups))
+    tasks = [
+        pool.task(PROBE, np.concatenate(groups[first::every]), probe=kind) for first in range(every)
+    ]
+    answers: dict[int, Any] = {}
+    pool.run(tasks, answers.update)
+    return {client: answers[client] for client in clients.tolist() if client in answers}
 
 
 def train_clients(

@@ -14,6 +14,8 @@ TRAINING = "training"  # all samples that a client trains on in the course of th
 SEEN = "seen"  # those that it trains on this time
 HELD_OUT = "held_out"  # those that it keeps for its opinions
 
+FINGERPRINT_BITS = 64
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -24,12 +26,13 @@ class Signal:
     with_update: bool = False  # a client sends it along with its update
     as_probe: bool = False  # a client answers it outside a round
     trains: bool = False  # as a probe it is asked of the model the client has trained for it
+    of_model: bool = True  # as a probe it is asked of a model, which the client receives for it
     # What it costs a client: so many forward passes over its samples, and what it sends as the
-    # answer to a probe, for which it also receives the model. Along with an update, only the passes
-    # cost something: weights are part of the update, and a number is nothing beside it.
+    # answer to a probe, for which it may also receive the model. Along with an update, only the
+    # passes cost something: weights are part of the update, and a number is nothing beside it.
     passes: int = 0
     over: str = TRAINING  # TRAINING, SEEN or HELD_OUT
-    sends_model: bool = False  # something of the model's size; else a number
+    sends_model: bool = False  # something of the model's size; else eight bytes, as a number has
     by_client: bool = True  # whether a client has anything to do or to send for it
     from_server: bool = False  # the server computes it
     kept: str = ""  # the share, in words: what it is of, and what it is kept for
@@ -96,6 +99,13 @@ OPINIONS = _declare(
     share="holdout_fraction",
     kept="of each client's samples for its opinions",
     default_share=0.2,
+)
+# To read its samples once costs a client little beside a forward pass, so no pass is counted.
+FINGERPRINT = _declare(
+    "fingerprint",
+    "64 bits (zeros and ones) of the client's training data, alike where the data are alike",
+    as_probe=True,
+    of_model=False,
 )
 # Asked of the server.
 GLOBAL_ACCURACY = _declare(

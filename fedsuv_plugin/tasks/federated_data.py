@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CLIENTS = 100
 NATURAL = "natural"  # the partition that comes with the data set
+SAMPLES_AT_ONCE = 4096  # are prepared where all are passed through
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class FederatedData:
     """All clients' data in memory, less the shares that the resolved job keeps from training."""
 
     def __init__(self, config: JobConfig, device: torch.device):
+        self.config = config
         self._set = data_set(config)
         self._device = device
         splits = self._set.load()
@@ -74,6 +77,27 @@ class FederatedData:
 
     def held_out(self, client_id: int) -> Samples:
         return self._samples(self._x, self._y, self._own(client_id)[: self._held[client_id - 1]])
+
+    @property
+    def classes(self) -> int:
+        return self._set.classes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of inputs: numbers are floating-point, characters whole."""
+        return self._set.dtype
+
+    @cached_property
+    def mean_input(self) -> np.ndarray:
+        """The mean (d,) of the data set's training inputs, flat, whoever has them.
+
+        It costs a pass over the data set when it is first asked for. Sums are in float64 and in one
+        order, so that it is the same in every process."""
+        total = np.zeros(self._x[0].numel())
+        for chunk in self._x.split(SAMPLES_AT_ONCE):
+            prepared = self._set.prepare(chunk).reshape(len(chunk), -1).numpy()
+            total += prepared.sum(axis=0, dtype=np.float64)
+        return total / len(self._x)
 
     def held_out_together(
         self, client_ids: np.ndarray, batch: int

@@ -15,6 +15,7 @@ from fedsuv_plugin.engine.rounds import Bill, Judgement, Round
 from fedsuv_plugin.selectors.signals import (
     ACCURACY_GAIN,
     DIRECTION,
+    FINGERPRINT,
     GLOBAL_ACCURACY,
     INTERVIEW_ACCURACY,
     LOSS,
@@ -75,6 +76,11 @@ def test_an_opinion_is_a_pass_over_what_is_held_out() -> None:
     radio = 1.5 + NUMBER / 500 + NUMBER / 1000
     bill = prices(holdout_fraction=0.2).of_probe(NOW, OPINIONS, BOTH)
     assert_bill(bill, 2, 0.1 + 0.5 + radio, 0.2 + 2.0 + radio, 2 * 128_008 / 1e6)
+
+
+def test_a_fingerprint_is_eight_bytes_sent_and_no_model_received() -> None:
+    radio = NUMBER / 500 + NUMBER / 1000
+    assert_bill(prices().of_probe(NOW, FINGERPRINT, BOTH), 2, radio, radio, 2 * 8 / 1e6)
 
 
 def test_the_server_can_interview_by_itself() -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeJob, checkpoint, records, run
 from engine_worlds import Worker, data_of
 
-from fedsuv_plugin.engine import judge as judge_module
+from fedsuv_plugin.engine import training
 from fedsuv_plugin.engine.evaluation import evaluate
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.judge import Judge, accuracy_and_loss
@@ -60,7 +60,7 @@ def test_the_test_set_comes_in_its_own_order_however_many_share_it(world: World)
 
 
 def test_opinions_are_shared_in_whole_groups(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "CLIENTS_AT_ONCE", 4)
+    monkeypatch.setattr(training, "CLIENTS_AT_ONCE", 4)
     clients = np.array([7, 1, 2, 3, 9, 8])  # two groups: [7, 1, 2, 3] and [9, 8]
     opinions = Judge(world.pool).opinions(clients)
     assert list(opinions.items()) == [(7, 0.07), (1, 0.01), (2, 0.02), (9, 0.09), (8, 0.08)]

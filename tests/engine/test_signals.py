@@ -14,6 +14,7 @@ from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.engine.client import PluginClient
 from fedsuv_plugin.engine.evaluation import evaluate
 from fedsuv_plugin.engine.signals import BY_CLIENT, FOR_MANY, Local, Measurements
+from fedsuv_plugin.engine.simhash import simhash
 from fedsuv_plugin.selectors import signals as signal
 from fedsuv_plugin.selectors.base import Probe, RoundView, Selector
 from fedsuv_plugin.selectors.signals import NEEDS, PROBES, SHARES, SIGNALS
@@ -186,6 +187,10 @@ def test_probes_answer_without_training_the_global_model(
     elif kind == signal.OPINIONS:
         expected = [evaluate(start, data.held_out(c), "lr", 128).accuracy for c in range(1, 6)]
         assert answer.values.tolist() == expected
+    elif kind == signal.FINGERPRINT:
+        bits_of = simhash(data)
+        expected_bits = [bits_of(data.training(c)).tolist() for c in range(1, 6)]
+        assert answer.values.tolist() == expected_bits
     elif (
         kind == signal.INTERVIEW_ACCURACY
     ):  # the same model for everyone: as a probe, nobody trains

@@ -14,14 +14,18 @@ from conftest import MakeJob, records, run
 from engine_worlds import Worker
 
 from fedsuv_plugin.config.keys import JobConfig
+from fedsuv_plugin.engine.bill import Prices
 from fedsuv_plugin.engine.client import PluginClient
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import keep_all
 from fedsuv_plugin.engine.merging import WeightedAverage
 from fedsuv_plugin.engine.rounds import Judgement, Round, Trained
 from fedsuv_plugin.engine.task import Task
-from fedsuv_plugin.engine.training import ask_clients, train_clients
+from fedsuv_plugin.engine.training import Questions, ask_clients, train_clients
+from fedsuv_plugin.selectors.signals import FINGERPRINT, LOSS, OPINIONS
 from fedsuv_plugin.tasks.federated_data import Samples
+from fedsuv_plugin.traces.clock import Work
+from fedsuv_plugin.traces.population import uniform
 
 MODEL = [np.zeros(2, np.float32)]
 NOW = Round(3, 0.0, 4, 4, None, 0.25, Judgement())
@@ -127,6 +131,33 @@ def test_clients_answer_a_probe_in_the_order_in_which_they_are_asked(pool: Execu
     assert kept == [9, 4, 7, 1]
     assert asked == [{"probe": "loss", "round": 3, "learning_rate": 0.25}] * 4
     assert float(ask_clients(pool, NOW, "loss", clients[:1], keep_all)[9]) == 9.0
+
+
+@pytest.mark.parametrize(("kind", "tasks"), [(LOSS, 4), (OPINIONS, 1), (FINGERPRINT, 1)])
+def test_answers_are_kept_one_by_one_also_where_many_are_measured_at_once(
+    pool: ExecutorPool, kind: str, tasks: int
+) -> None:
+    asked: list[str] = []
+    kept: list[int] = []
+
+    def work(task: Task) -> dict[int, Any]:
+        asked.append(task.settings["probe"])
+        return {client: np.float64(client) for client in task.clients.tolist()}
+
+    def keep(client: int, answer: np.ndarray) -> np.ndarray:
+        kept.append(client)
+        return answer * 2
+
+    Worker(pool, "1", work)
+    config = JobConfig()
+    sizes = np.full(9, 40)
+    prices = Prices(config, uniform(9), Work.of(config, 1000.0, sizes), sizes)
+    questions = Questions(pool, prices, NOW)
+    answers = questions.ask(kind, np.array([9, 4, 7, 1]), keep)
+    assert {client: float(a) for client, a in answers.items()} == {9: 18, 4: 8, 7: 14, 1: 2}
+    assert list(answers) == kept == [9, 4, 7, 1]
+    assert asked == [kind] * tasks
+    assert questions.bill.clients == 4
 
 
 # ---- nothing a client sends can break the job

@@ -9,7 +9,7 @@ import pytest
 from conftest import MakeJob, records, run, same_records
 from engine_worlds import MANY_KEYS
 
-from fedsuv_plugin.engine import judge, signals
+from fedsuv_plugin.engine import signals, training
 from fedsuv_plugin.engine.executor_pool import JobFailed
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.run_directory import RunDirectory
@@ -34,7 +34,7 @@ def test_slots_in_both_launchers(job: MakeJob, monkeypatch: pytest.MonkeyPatch) 
     """Two executors share the opinions; numbers and picks are those of one."""
     # Here and in the aggregator, not in the executors: the size of a group must not matter.
     monkeypatch.setattr(signals, "CLIENTS_AT_ONCE", 3)
-    monkeypatch.setattr(judge, "CLIENTS_AT_ONCE", 3)
+    monkeypatch.setattr(training, "CLIENTS_AT_ONCE", 3)
     slots = {"sample_mode": "quick_init_ucb", "quick_init_ucb__slot_rounds": 2}
     small = job(rounds=16, overcommitment=1.0, **slots)
     here = run(small)

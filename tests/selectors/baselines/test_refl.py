@@ -201,7 +201,11 @@ def test_the_adaptive_target_by_hand() -> None:
 def test_the_target_is_taken_from_whom_a_round_asks_not_from_who_is_online() -> None:
     # N_0 = 10 and three late ones expected: 7 are wanted. 5 are online, so all of them are asked;
     # of 9 online, 7.
-    due = {"pending": np.arange(3), "pending_seconds": np.zeros(3), "cohort_size": 10}
+    due: dict[str, Any] = {
+        "pending": np.arange(3),
+        "pending_seconds": np.zeros(3),
+        "cohort_size": 10,
+    }
     s = make(40, adaptive_target=True)
     assert len(s.select(at(s, 1, online=range(20, 25), **due), 5)) == 5
     assert len(s.select(at(s, 1, online=range(20, 29), **due), 9)) == 7
@@ -217,7 +221,11 @@ def test_a_cohort_is_free_with_the_adaptive_target_alone() -> None:
     assert make(3, adaptive_target=True).free_cohort
     assert not make(3).free_cohort
     s = make(40)
-    due = {"pending": np.arange(3), "pending_seconds": np.zeros(3), "cohort_size": 10}
+    due: dict[str, Any] = {
+        "pending": np.arange(3),
+        "pending_seconds": np.zeros(3),
+        "cohort_size": 10,
+    }
     assert len(s.select(at(s, 1, online=range(3, 40), **due), 10)) == 10
 
 
@@ -411,7 +419,7 @@ def test_forecasts_by_history_by_hand() -> None:
     # with an update, which is no visit), 2 in 0 of 3. Hour 2, once: 0 and 2. Asked at 0:50 for a
     # window of 50 minutes: from 1:40 to 2:30, 2/5 in hour 1 and 3/5 in hour 2.
     s = make(3, forecast="history")
-    on_the_way = {"pending": np.array([1]), "pending_seconds": np.ones(1)}
+    on_the_way: dict[str, Any] = {"pending": np.array([1]), "pending_seconds": np.ones(1)}
     s.select(at(s, 1, 1.2 * HOUR, online=[0, 1]), 1)
     s.select(at(s, 2, DAY + 1.9 * HOUR, online=[1]), 1)
     s.select(at(s, 3, 2 * DAY + 1.0 * HOUR, online=[], **on_the_way), 0)
