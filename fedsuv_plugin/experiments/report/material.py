@@ -11,6 +11,7 @@ from fedsuv_plugin.experiments.report.cohorts import CohortMap, cohort_map
 from fedsuv_plugin.experiments.report.series import (
     Chart,
     accuracy_charts,
+    is_flat,
     valid_by_tenth,
     validity_by_deadline,
     validity_by_round,
@@ -26,7 +27,7 @@ class Material:
     """Charts and maps; without a finished run there are none."""
 
     curves: Sequence[Chart]
-    validity: Sequence[Chart]  # over the rounds
+    validity: Sequence[Chart]  # over the rounds; none where it is the same for all throughout
     by_deadline: Sequence[Chart]  # one if the deadline is varied, else none
     maps: Mapping[RunResult, CohortMap]
 
@@ -52,9 +53,10 @@ def gather(results: Results) -> Material:
         if run in mapped:
             maps[run] = cohort_map(rounds, _clients(run, rounds), last)
     deadline = validity_by_deadline(results) if "round_deadline" in results.by else None
+    validity = validity_by_round(results, tenths)
     return Material(
         accuracy_charts(results),
-        [validity_by_round(results, tenths)],
+        [] if is_flat(validity) else [validity],
         [deadline] if deadline and deadline.lines else [],
         maps,
     )

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from report_worlds import TARGET, by_hand, write_run
+from report_worlds import TARGET, by_hand, under_conditions, write_run
 
+from fedsuv_plugin.experiments.report.charts import draw_chart
 from fedsuv_plugin.experiments.report.cohorts import LARGEST, cohort_map
+from fedsuv_plugin.experiments.report.figures import figure_of
 from fedsuv_plugin.experiments.report.material import gather
-from fedsuv_plugin.experiments.report.series import line_of, valid_by_tenth
+from fedsuv_plugin.experiments.report.series import (
+    is_flat,
+    line_of,
+    valid_by_tenth,
+    validity_by_round,
+)
 from fedsuv_plugin.experiments.report.styles import colour, dash
 from fedsuv_plugin.experiments.report.svg import Axis, nice_ticks
 from fedsuv_plugin.experiments.results import results_of, run_result
@@ -59,6 +67,30 @@ def test_valid_against_the_deadline_where_it_is_varied(tmp_path: Path) -> None:
     (chart,) = gather(results).by_deadline
     assert [line.label for line in chart.lines] == ["random", "oort"]
     assert [line.x.tolist() for line in chart.lines] == [[30.0, 90.0], [30.0, 90.0]]
+
+
+def test_conditions_are_drawn_beside_each_other(tmp_path: Path) -> None:
+    """What is compared looks the same under each, and all are to one scale."""
+    chart = gather(under_conditions(tmp_path)).curves[0]
+    assert list(chart.parts) == ["partition_alpha=0.1", "partition_alpha=1.0"]
+    for lines in chart.parts.values():
+        assert [(line.label, line.style) for line in lines] == [("random", 0), ("oort", 1)]
+    drawn = list(draw_chart(chart, "clip").values())
+    assert len(drawn) == 2
+    assert len({tuple(re.findall('data-area="[^"]+"', svg)) for svg in drawn}) == 1
+    figure = figure_of(chart)
+    assert [ax.get_title() for ax in figure.axes] == list(chart.parts)
+    assert len({ax.get_ylim() for ax in figure.axes}) == 1
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["random", "oort"]
+
+
+def test_a_share_that_never_changes_is_not_drawn(tmp_path: Path) -> None:
+    results = by_hand(tmp_path)
+    tenths = {run: np.full(10, 0.5) for run in results.runs if run.finished}
+    assert is_flat(validity_by_round(results, tenths))
+    first = next(iter(tenths))
+    assert not is_flat(validity_by_round(results, {**tenths, first: np.linspace(0.5, 0.6, 10)}))
 
 
 def test_a_map_shows_who_was_asked_and_whose_work_counted() -> None:
