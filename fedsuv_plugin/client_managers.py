@@ -33,7 +33,9 @@ SELECTORS = {
     "PowDClientManager": "baselines.pow_d:PowD",
     "QuickInitUCBClientManager": "quick_init_ucb:QuickInitUCB",
     "RandomClientManager": "baselines.random:Random",
+    "ReflClientManager": "baselines.refl:Refl",
     "RoundRobinClientManager": "baselines.round_robin:RoundRobin",
+    "SafaClientManager": "baselines.safa:Safa",
     "UCBClientManager": "baselines.ucb:UCB",
 }
 

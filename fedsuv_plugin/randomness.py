@@ -33,14 +33,19 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def normals(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
-    """A standard normal for each client, a function of (seed, name, client, number) alone.
+def uniforms(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
+    """A number between 0 and 1 for each client, a function of (seed, name, client, number) alone.
 
     A stream per client would be too slow for a million clients. Instead each client's id is hashed
-    to 53 random bits, all ids at once, and the inverse of the normal distribution is applied."""
-    from scipy.special import ndtri  # here: slow to import, and most commands need none
-
+    to 53 random bits, all ids at once."""
     start = stream(seed, name, number).integers(2**64 - 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         bits = _mix(_mix(clients.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start))
-    return ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normals(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
+    """A standard normal for each client, a function of (seed, name, client, number) alone."""
+    from scipy.special import ndtri  # here: slow to import, and most commands need none
+
+    return ndtri(uniforms(seed, name, clients, number))

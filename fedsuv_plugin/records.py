@@ -28,16 +28,16 @@ from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.errors import UserError
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.engine.rounds import Played
+    from fedsuv_plugin.engine.rounds import Late, Played
     from fedsuv_plugin.experiments.frames import Frames
 
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
-FORMAT = 3  # of a run directory; those of version 0.1 have none
+FORMAT = 4  # of a run directory; those of version 0.1 have none
 
 
 def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl."""
-    wasted = played.wasted
+    late = played.trained.late
     return {
         "round": played.round.number,
         "clock": played.round.clock + played.settled.seconds,  # virtual seconds when it is over
@@ -49,15 +49,28 @@ def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, An
         "client_time": float(played.settled.times.sum()),
         "energy_joules": played.settled.joules,
         "megabytes": played.settled.megabytes,  # down and up
-        # ... of these, what went into no model, because it was late, lost or rubbish, ...
-        "wasted": {
-            "client_time": float(played.settled.times[wasted].sum()),
-            "energy_joules": float(played.settled.energy[wasted].sum()),
-        },
+        # ... of these, what goes into no model, because it was late, lost or rubbish (with late
+        # updates: also what was given up in this round, whenever it was asked for), ...
+        "wasted": asdict(played.wasted),
+        **({} if late is None else _late_record(played, late)),
         # ... and on top of it, probes and what was measured for signals. No clock moves for it.
         "probing": asdict(played.probing),
         "select_seconds": played.cohort.select_seconds,
         "selector": diagnostics,
+    }
+
+
+def _late_record(played: Played, late: Late) -> dict[str, Any]:
+    """What a round of a selector that takes late updates says of them."""
+    return {
+        # Updates of earlier rounds that were merged: client, asked_in, staleness, weight.
+        "late": [asdict(update) for update in late.merged],
+        # In time, but not needed: they count from the next round on (`safa`).
+        "undrafted": sorted(
+            [*played.settled.undrafted.tolist(), *played.settled.arrived_undrafted.tolist()]
+        ),
+        # What has not arrived when the round is over, and what it has cost.
+        "on_the_way": {"clients": list(late.on_the_way), **asdict(late.under_way)},
     }
 
 

@@ -22,6 +22,8 @@ from fedsuv_plugin.selectors.signals import PROBES, refuse_unknown_signals
 # What becomes of the work of those who are asked: see engine/protocols.
 SYNCHRONOUS = "synchronous"  # who misses the round is not merged
 LATE_UPDATES = "late_updates"  # who misses it is merged in the round in which the update arrives
+SAFA = "safa"  # everyone online trains, and the server keeps a model of every client
+PROTOCOLS = (SYNCHRONOUS, LATE_UPDATES, SAFA)
 
 
 def _nobody() -> np.ndarray:

@@ -19,8 +19,16 @@ from fedsuv_plugin import named, safe_pickle
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.selectors.base import Probe, ProbeAnswer, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    LateUpdates,
+    Probe,
+    ProbeAnswer,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 from fedsuv_plugin.selectors.baselines.random import Random
+from fedsuv_plugin.selectors.baselines.refl import Refl, ReflParams
 from fedsuv_plugin.selectors.filfl import Filfl, FilflParams, Updates, greedy_filter
 from fedsuv_plugin.selectors.signals import LOSS, PUBLIC_LOSS, WEIGHTS
 
@@ -473,6 +481,15 @@ def test_it_goes_around_every_registered_selector(job: MakeJob, inner: str) -> N
     assert all(1 <= len(r["asked"]) <= most for r in rounds)
     assert [r["selector"]["filtering"] is not None for r in rounds] == [False, True] * 3
     assert all(inner in r["selector"] for r in rounds)
+
+
+def test_late_updates_are_dealt_with_as_the_inner_selector_has_it() -> None:
+    late = LateUpdates(2, np.array([0]), np.array([1]), np.array([0.0]), fresh=1)
+    assert make(3).protocol == "synchronous"
+    inner = Refl(ReflParams(late_weight="inverse"), table(3), np.random.default_rng(0))
+    around = make(3, inner=inner)
+    assert around.protocol == "late_updates"
+    assert around.late_weights(late).tolist() == [0.5]
 
 
 def test_the_inner_selector_gets_its_own_parameters(job: MakeJob) -> None:
