@@ -10,21 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsuv_plugin.experiments.measures import MEASURES, Curve, measure
+from fedsuv_plugin.experiments.cohorts import Cohorts
+from fedsuv_plugin.experiments.curves import Curve
+from fedsuv_plugin.experiments.measures import MEASURES, Measured, measure
 from fedsuv_plugin.experiments.statistics import Paired, Spread, adjusted, paired, spread
 from fedsuv_plugin.records import Run, read_run
 
 Keys = Mapping[str, object]  # the keys that make a variant, and their values
 SELECTOR = "sample_mode"  # the key that is varied most
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """What came out of a finished run."""
-
-    run: Run
-    values: Mapping[str, float]  # by measure
-    curve: Curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +30,7 @@ class RunResult:
     path: Path
     status: str  # finished, unfinished, failed or missing
     reason: str = ""  # why it failed
-    done: Done | None = None  # what came out, if it is finished
+    done: Measured | None = None  # what came out, if it is finished
 
     @property
     def finished(self) -> bool:
@@ -57,6 +50,11 @@ class RunResult:
     def curve(self) -> Curve:
         assert self.done is not None
         return self.done.curve
+
+    @property
+    def cohorts(self) -> Cohorts:
+        assert self.done is not None
+        return self.done.cohorts
 
     @property
     def stopped_early(self) -> bool:
@@ -187,8 +185,7 @@ def run_result(
     run = read_run(path)
     if not run.finished:
         return RunResult(label, keys, seed, path, "unfinished")
-    curve, values = measure(run, target)
-    return RunResult(label, keys, seed, path, "finished", "", Done(run, values, curve))
+    return RunResult(label, keys, seed, path, "finished", done=measure(run, target))
 
 
 def results_of(

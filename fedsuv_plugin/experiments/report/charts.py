@@ -7,8 +7,8 @@ from html import escape
 
 import numpy as np
 
-from fedsuv_plugin.experiments.report.cohorts import CohortMap
 from fedsuv_plugin.experiments.report.figures import FEW_POINTS, span
+from fedsuv_plugin.experiments.report.maps import CohortMap
 from fedsuv_plugin.experiments.report.series import Chart, Line
 from fedsuv_plugin.experiments.report.styles import DARK, LIGHT, colour, dash
 from fedsuv_plugin.experiments.report.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Plot

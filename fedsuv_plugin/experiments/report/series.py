@@ -6,23 +6,22 @@ evaluations; the mean ends where the first seed ends. The band is the 95 % inter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedsuv_plugin.experiments.measures import Curve
+from fedsuv_plugin.experiments.cohorts import Clients, Cohorts
+from fedsuv_plugin.experiments.curves import Curve
 from fedsuv_plugin.experiments.results import (
     Keys,
     Results,
-    RunResult,
     VariantResult,
     condition_of,
     label_of,
     name_of,
 )
 from fedsuv_plugin.experiments.statistics import half_width
-from fedsuv_plugin.records import Records
 
 POINTS = 200  # of a line; more cannot be seen
 DEADLINE = "round_deadline"
@@ -168,29 +167,29 @@ def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 # ---- the share of those asked whose update was merged
 
 
-def valid_by_tenth(rounds: Records, last: int) -> np.ndarray:
+def valid_by_tenth(cohorts: Cohorts, last: int) -> np.ndarray:
     """(10,) the share in every tenth of a run of `last` rounds; NaN where nobody was asked."""
-    counts = np.zeros((2, TENTHS))
-    for r in rounds:
-        tenth = min((r["round"] - 1) * TENTHS // last, TENTHS - 1)
-        counts[:, tenth] += len(r["valid"]), len(r["asked"])
+
+    def count(clients: Clients) -> np.ndarray:
+        tenths = np.minimum((clients.rounds - 1) * TENTHS // last, TENTHS - 1)
+        return np.bincount(tenths, minlength=TENTHS)
+
     with np.errstate(invalid="ignore"):
-        share: np.ndarray = counts[0] / counts[1]
+        share: np.ndarray = count(cohorts.valid) / count(cohorts.asked)
     return share
 
 
-def validity_by_round(results: Results, tenths: Mapping[RunResult, np.ndarray]) -> Chart:
-    """The share over the rounds; `tenths` is `valid_by_tenth` of every finished run."""
+def validity_by_round(results: Results) -> Chart:
+    """The share over the rounds."""
     lines = []
     for variant, name, style, condition in _styled(results):
         if not variant.finished:
             continue
         last = variant.finished[0].run.settings["rounds"]
         x = (np.arange(TENTHS) + 0.5) * last / TENTHS
-        shares = [tenths[run] for run in variant.finished]
-        band = mean_and_band(np.array(shares))
+        shares = np.array([valid_by_tenth(run.cohorts, last) for run in variant.finished])
         seeds = [(x, share) for share in shares]
-        lines.append(Line(name, style, x, *band, seeds, condition))
+        lines.append(Line(name, style, x, *mean_and_band(shares), seeds, condition))
     return Chart("validity", "by round", "round", "valid / asked", lines)
 
 

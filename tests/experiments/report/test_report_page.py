@@ -96,7 +96,7 @@ def test_it_says_what_was_compared(page: str) -> None:
         "median 10.0; not reached in 1 of 3",
         "A round had 60 s",
         "abc123",
-        "share of those asked whose update was merged; higher is better",
+        "share of those asked whose update was merged in the same round; higher is better",
     ):
         assert said in page, said
 
