@@ -147,7 +147,7 @@ class _Writer:
 
     def _pairs(self, value: dict[Any, Any], where: str, depth: int) -> Iterable[Any]:
         for key, item in value.items():
-            if not _is_key(key):
+            if not is_key(key):
                 raise WireError(f"{where}: expected text or an integer as key, got {key!r}")
             yield key
             yield self.tree(item, f"{where}.{key}", depth + 1)
@@ -197,7 +197,7 @@ class _Reader:
 
     def _dict(self, items: list[Any], depth: int) -> dict[Any, Any]:
         keys = items[::2]
-        if len(items) % 2 or not all(map(_is_key, keys)):
+        if len(items) % 2 or not all(map(is_key, keys)):
             raise WireError("damaged: a dictionary with keys that are none")
         found = dict(zip(keys, self._items(items[1::2], depth), strict=True))
         if len(found) != len(keys):
@@ -210,5 +210,6 @@ class _Reader:
         return array
 
 
-def _is_key(key: object) -> bool:
+def is_key(key: object) -> bool:
+    """Whether it may be a dictionary's key: text, or an integer whose hash cannot be aimed at."""
     return type(key) is str or (type(key) is int and key in _KEY_RANGE)
