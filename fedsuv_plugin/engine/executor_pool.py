@@ -259,8 +259,11 @@ class ExecutorPool:
             if done():
                 return True
             now = monotonic()
-            for lease in [each for each in self._leases.values() if each.expires <= now]:
+            silent = [lease for lease in self._leases.values() if lease.expires <= now]
+            for lease in silent:
                 self._end(lease, f"silent for {self._executor_timeout:g} s")
+            if silent:
+                continue
             if now >= end():
                 return False
             self._wait(min([end(), *(lease.expires for lease in self._leases.values())]) - now)

@@ -50,7 +50,9 @@ class GrpcChannel(ClientConnections):  # type: ignore[misc]  # FedScale has no t
         self._config = config
         self._address = network.address(config)
         self._credentials = network.channel_credentials(config)
-        self._metadata = () if token is None else ((HEADER, token),)
+        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
+        if token is not None:
+            self._metadata = ((HEADER, token),)
         self._on_gone = on_gone
         self._released = threading.Event()  # the lease that is held is not to be held any longer
         self._has_registered = False

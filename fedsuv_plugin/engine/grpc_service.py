@@ -26,6 +26,7 @@ STOP_GRACE = 1.0  # seconds that calls under way have when the service stops
 # Every executor holds two: one waits for work, one shows that it lives. Threads are made as needed.
 MOST_CALLS = 2000
 NAME = re.compile(r"[\w.@:-]{1,200}", re.ASCII)  # of an executor
+NOBODYS = Result(0, "")  # the result of a task that is not out to whoever sends it
 
 
 class GrpcService(job_api_pb2_grpc.JobServiceServicer):  # type: ignore[misc]  # FedScale has no types
@@ -111,14 +112,15 @@ class GrpcService(job_api_pb2_grpc.JobServiceServicer):  # type: ignore[misc]  #
         """The result that an executor sends. One that sends rubbish is not asked again."""
         task = self._pool.task_of(executor)
         value = _received(request.data_result, context)
-        number = int(request.client_id) if request.client_id.isdecimal() else 0
+        if task is None or request.client_id != str(task.number):
+            return NOBODYS
         if not request.status:
-            return Result(number, request.event, None, shown(request.msg or "unknown error"))
-        misfit = "" if task is None or task.number != number else task.misfit(value)
+            return Result(task.number, task.kind, None, shown(request.msg or "unknown error"))
+        misfit = task.misfit(value)
         if misfit:
             self._pool.give_up(self._pool.renew(executor), f"it sent rubbish: {misfit}")
             _refuse(context, misfit)
-        return Result(number, request.event, value)
+        return Result(task.number, task.kind, value)
 
     # ---- and ours
 
