@@ -192,15 +192,16 @@ def _device(args: Namespace) -> torch.device:
     return torch.device(args.cuda_device or "cuda:0")
 
 
-def main(argv: list[str]) -> int:
-    """An executor process; what goes wrong goes to stderr and the exit code."""
+def main(argv: list[str], token: str | None = None) -> int:
+    """An executor process; what goes wrong goes to stderr and the exit code.
+
+    Without a token it looks for one where FedScale's driver can leave it."""
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s executor: %(message)s"
     )
     try:
-        token = token_of_environment()
         job, place = from_argv(argv)
-        channel = GrpcChannel(job.config, token, on_gone=_end_soon)
+        channel = GrpcChannel(job.config, token or token_of_environment(), on_gone=_end_soon)
         with on_interrupt(lambda: "executor: works on until the aggregator ends the job"):
             PluginExecutor(resolve(job), place, channel).run()
     except UserError as error:

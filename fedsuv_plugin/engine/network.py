@@ -31,14 +31,14 @@ def address(config: JobConfig) -> str:
 
 def options(config: JobConfig) -> list[tuple[str, int]]:
     """Options of either end: a connection on which nothing answers is closed."""
-    half = max(1, int(config.executor_timeout * 1000 / 2))
+    silence = max(1, int(config.executor_timeout * 1000))
     pause, longest, attempt = RECONNECT_MS
     return [
         ("grpc.max_send_message_length", MAX_MESSAGE_LENGTH),
         ("grpc.max_receive_message_length", MAX_MESSAGE_LENGTH),
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", half),
-        ("grpc.keepalive_timeout_ms", half),
+        ("grpc.keepalive_time_ms", max(1, silence // BEATS)),
+        ("grpc.keepalive_timeout_ms", silence),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # as many as it takes
         ("grpc.http2.max_ping_strikes", 0),

@@ -1,8 +1,8 @@
 """The secret of a job: who has it may take part, everybody else is refused.
 
-Our launchers make one for every job and write it to a pipe that is an executor's standard input:
-neither a command line nor an environment nor a file has it. Processes that somebody else starts
-read it from the file that FEDSUV_TOKEN_FILE names.
+Our launchers make one for every job and hand it to their executors through a pipe: see
+`executor_process.py`. Processes that somebody else starts read it from the file that
+FEDSUV_TOKEN_FILE names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from typing import Any
 import grpc
 
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.lifeline import end_with
 
 VARIABLE = "FEDSUV_TOKEN_FILE"
-FROM_STDIN = "-"  # as the name of the file: standard input, whose end is this process's end too
 HEADER = "fedsuv-token"  # the metadata of a call in which it is sent
 SHORTEST = 16  # characters
 MOST_NOTED = 1000  # unknown peers that are logged
@@ -40,16 +38,12 @@ def token_of_environment() -> str | None:
     name = os.environ.get(VARIABLE)
     if not name:
         return None
-    if name == FROM_STDIN:
-        token = _first_line(0)
-        end_with(0)
-        return _checked(token, "standard input")
     path = Path(name).expanduser()
     try:
         text = private_file(path, VARIABLE).decode("ascii", "replace")
     except OSError as error:
         raise UserError(f"{VARIABLE}: cannot read {path} ({error.strerror})") from None
-    return _checked(text.strip(), str(path))
+    return _checked(text.strip(), path)
 
 
 def private_file(path: Path, what: str) -> bytes:
@@ -64,15 +58,7 @@ def private_file(path: Path, what: str) -> bytes:
         return file.read()
 
 
-def _first_line(descriptor: int) -> str:
-    """Read to the end of a line and not a byte further: what follows is not ours."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
-        line += byte
-    return line.decode("ascii", "replace").strip()
-
-
-def _checked(token: str, source: str) -> str:
+def _checked(token: str, source: Path) -> str:
     if len(token) < SHORTEST or not all("!" <= c <= "~" for c in token):
         raise UserError(
             f"{VARIABLE}: expected one word of at least {SHORTEST} characters in {source}; make "

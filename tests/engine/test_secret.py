@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
@@ -68,29 +65,6 @@ def test_a_file_that_is_not_there_is_one_line(file: Path) -> None:
     file.unlink()
     with pytest.raises(UserError, match=f"{VARIABLE}: cannot read {file} .No such file"):
         token_of_environment()
-
-
-def test_from_standard_input_one_line_is_read_and_its_end_is_the_end() -> None:
-    code = (
-        "from fedsuv_plugin.engine.secret import token_of_environment as token\n"
-        "print(token(), flush=True)\n"
-        "while True: pass"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, VARIABLE: "-"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{TOKEN}\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == f"{TOKEN}\n"
-    assert process.poll() is None
-    process.communicate()
-    assert process.wait(30) == 1
 
 
 # ---- who is refused

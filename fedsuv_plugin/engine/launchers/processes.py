@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from fedsuv_plugin.engine.aggregator import OnRound, PluginAggregator
 from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed
 from fedsuv_plugin.engine.grpc_service import GrpcService
 from fedsuv_plugin.engine.interrupts import stop_on_interrupt
-from fedsuv_plugin.engine.secret import FROM_STDIN, VARIABLE, make_token
+from fedsuv_plugin.engine.secret import make_token
 from fedsuv_plugin.run_directory import RunDirectory
 
 HERE = "127.0.0.1"
@@ -83,13 +82,12 @@ def _executors(
 def _start(
     job: ResolvedJob, count: int, log: Path, token: str, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    command = [sys.executable, "-m", "fedsuv_plugin.engine.executor", *job.to_argv()]
+    command = [sys.executable, "-m", "fedsuv_plugin.engine.executor_process", *job.to_argv()]
     with log.open("ab") as output:
         for rank in range(1, count + 1):
             # A session of their own: Ctrl-C is for the aggregator, which tells them when to end.
             process = subprocess.Popen(
                 [*command, f"--this_rank={rank}", f"--num_executors={count}"],
-                env={**os.environ, VARIABLE: FROM_STDIN},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -97,7 +95,7 @@ def _start(
             )
             started.append(process)
             assert process.stdin is not None
-            # The pipe stays open: its end is how they learn that we are gone.
+            # The pipe stays open: by its end they learn that we are gone.
             process.stdin.write(f"{token}\n".encode())
             process.stdin.flush()
 
