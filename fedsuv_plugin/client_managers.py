@@ -22,7 +22,9 @@ from fedsuv_plugin.engine.client_manager import SelectorClientManager
 SELECTORS = {
     "AflClientManager": "baselines.afl:Afl",
     "BPUCBClientManager": "bp_ucb:BPUCB",
+    "BSFLClientManager": "baselines.bsfl:BSFL",
     "DivflClientManager": "baselines.divfl:Divfl",
+    "FedCSClientManager": "baselines.fedcs:FedCS",
     "FedCorClientManager": "baselines.fedcor:FedCor",
     "FedSUVClientManager": "fedsuv:FedSUV",
     "FilflClientManager": "filfl:Filfl",
@@ -35,7 +37,10 @@ SELECTORS = {
     "PowDClientManager": "baselines.pow_d:PowD",
     "QuickInitUCBClientManager": "quick_init_ucb:QuickInitUCB",
     "RandomClientManager": "baselines.random:Random",
+    "ReflClientManager": "baselines.refl:Refl",
     "RoundRobinClientManager": "baselines.round_robin:RoundRobin",
+    "SafaClientManager": "baselines.safa:Safa",
+    "TiFLClientManager": "baselines.tifl:TiFL",
     "UCBClientManager": "baselines.ucb:UCB",
 }
 

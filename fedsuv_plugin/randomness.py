@@ -42,11 +42,16 @@ def hashes(seed: int, name: str, keys: np.ndarray, *numbers: int) -> np.ndarray:
         return _mix(_mix(keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start))
 
 
-def normals(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
-    """A standard normal for each client, a function of (seed, name, client, number) alone.
+def uniforms(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
+    """A number between 0 and 1 for each client, a function of (seed, name, client, number) alone.
 
-    The inverse of the normal distribution is applied to 53 bits of the client's hash."""
+    It is made of 53 bits of the client's hash."""
+    bits = hashes(seed, name, clients, number)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normals(seed: int, name: str, clients: np.ndarray, number: int) -> np.ndarray:
+    """A standard normal for each client, a function of (seed, name, client, number) alone."""
     from scipy.special import ndtri  # here: slow to import, and most commands need none
 
-    bits = hashes(seed, name, clients, number)
-    return ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    return ndtri(uniforms(seed, name, clients, number))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -28,16 +28,18 @@ from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.errors import UserError
 
 if TYPE_CHECKING:
-    from fedsuv_plugin.engine.rounds import Played
+    from fedsuv_plugin.engine.rounds import Late, Played
     from fedsuv_plugin.experiments.frames import Frames
 
+SAFE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it is there
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
-FORMAT = 3  # of a run directory; those of version 0.1 have none
+BLOCK = 1 << 16  # bytes that hold the last line, but for rounds of very many clients
+FORMAT = 4  # of a run directory; those of version 0.1 have none
 
 
 def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl."""
-    wasted = played.wasted
+    late = played.trained.late
     return {
         "round": played.round.number,
         "clock": played.round.clock + played.settled.seconds,  # virtual seconds when it is over
@@ -49,15 +51,28 @@ def round_record(played: Played, diagnostics: Mapping[str, Any]) -> dict[str, An
         "client_time": float(played.settled.times.sum()),
         "energy_joules": played.settled.joules,
         "megabytes": played.settled.megabytes,  # down and up
-        # ... of these, what went into no model, because it was late, lost or rubbish, ...
-        "wasted": {
-            "client_time": float(played.settled.times[wasted].sum()),
-            "energy_joules": float(played.settled.energy[wasted].sum()),
-        },
+        # ... of these, what goes into no model, because it was late, lost or rubbish (with late
+        # updates: also what was given up in this round, whenever it was asked for), ...
+        "wasted": asdict(played.wasted),
+        **({} if late is None else _late_record(played, late)),
         # ... and on top of it, probes and what was measured for signals. No clock moves for it.
         "probing": asdict(played.probing),
         "select_seconds": played.cohort.select_seconds,
         "selector": diagnostics,
+    }
+
+
+def _late_record(played: Played, late: Late) -> dict[str, Any]:
+    """What a round of a selector that takes late updates says of them."""
+    return {
+        # Updates of earlier rounds that were merged: client, asked_in, staleness, weight.
+        "late": [asdict(update) for update in late.merged],
+        # In time, but not needed: they count from the next round on (`safa`).
+        "undrafted": sorted(
+            [*played.settled.undrafted.tolist(), *played.settled.arrived_undrafted.tolist()]
+        ),
+        # What has not arrived when the round is over, and what it has cost.
+        "on_the_way": {"clients": list(late.on_the_way), **asdict(late.under_way)},
     }
 
 
@@ -133,7 +148,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not (path / "config.yml").is_file():
         raise UserError(f"{path}: not a run directory (it has no config.yml)")
-    content = yaml.safe_load((path / "config.yml").read_text())
+    content = yaml.load((path / "config.yml").read_text(), Loader=SAFE)
     settings = {key: value for entry in content["job_conf"] for key, value in entry.items()}
     return Run(path, settings, environment_of(path))
 
@@ -150,9 +165,18 @@ def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _last_line(path: Path) -> dict[str, Any] | None:
-    """The last of them; the others are not decoded, which is what takes time."""
-    last = deque(_texts(path), maxlen=1)
-    return json.loads(last[0]) if last else None
+    """The last of them; the file is read from its end, as far as is needed."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        read = 0
+        while True:
+            read = min(max(2 * read, BLOCK), size)
+            file.seek(size - read)
+            lines = file.read(read).split(b"\n")[:-1]  # after the last newline nothing is complete
+            if len(lines) > 1 or read == size:
+                return json.loads(lines[-1].decode(errors="replace")) if lines else None
 
 
 def _texts(path: Path) -> Iterator[str]:

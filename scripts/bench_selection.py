@@ -23,6 +23,9 @@ steps among them, which is the slowest.
 lsh and nccb are told the bits of all clients before anything else. That selection, in which nccb
 makes its clusters, is in the column `first`.
 
+refl is told who will be online, at no cost here: `bench_traces.py` times the trace's answer. As
+`refl by history` it learns it from the rounds, which take the same time however many there were.
+
 Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is
 reported. The bundled Oort fails on NumPy 2, because `from numpy import *` shadows builtins; here
 they are put back.
@@ -60,6 +63,7 @@ from fedsuv_plugin.selectors.baselines.lsh import Lsh, LshParams
 from fedsuv_plugin.selectors.baselines.nccb import Nccb, NccbParams
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
+from fedsuv_plugin.selectors.baselines.refl import HISTORY, TRACE, Refl, ReflParams
 from fedsuv_plugin.selectors.signals import (
     ACCURACY_GAIN,
     DIRECTION,
@@ -69,9 +73,23 @@ from fedsuv_plugin.selectors.signals import (
 )
 
 COHORT = 20
+SECONDS = 100.0  # of a round
 SIZES = (1_000, 3_500, 10_000, 100_000, 1_000_000)
 BUNDLED = "bundled oort"
-NAMES = ("fedsuv", "oort", "random", "divfl", "afl", "fedcor", "lsh", "nccb", BUNDLED)
+BY_HISTORY = "refl by history"
+NAMES = (
+    "fedsuv",
+    "oort",
+    "random",
+    "divfl",
+    "afl",
+    "fedcor",
+    "lsh",
+    "nccb",
+    "refl",
+    BY_HISTORY,
+    BUNDLED,
+)
 ASKING = ("afl", "fedcor")  # they ask for losses and play their own warm-up
 HASHING = ("lsh", "nccb")  # they ask for fingerprints, once
 PARAMETERS = 10_000  # of the model whose directions divfl gets
@@ -105,11 +123,18 @@ class World:
             position=np.zeros((n, 2)),
         )
         self.online = np.arange(n)
+        self._shares = rng.random(n)  # of a window, in which each client is online
         self._utility = np.log1p(samples) * (2 + np.sin(features[:, 1]))
 
     def view(self, t: int) -> RoundView:
         return RoundView(
-            round=t, total_rounds=1000, clock=0.0, online=self.online, clients=self.clients
+            round=t,
+            total_rounds=1000,
+            clock=SECONDS * t,
+            online=self.online,
+            clients=self.clients,
+            deadline=SECONDS,
+            online_share=lambda start, end: self._shares,
         )
 
     def answered(self, selector: Selector, view: RoundView) -> RoundView:
@@ -202,6 +227,9 @@ def make(name: str, clients: ClientTable) -> Any:
         return Lsh(LshParams(), clients, rng)
     if name == "nccb":
         return Nccb(NccbParams(), clients, rng)
+    if name in ("refl", BY_HISTORY):
+        forecast = HISTORY if name == BY_HISTORY else TRACE
+        return Refl(ReflParams(forecast=forecast), clients, rng)
     if name == "divfl":
         divfl = Divfl(DivflParams(), clients, rng)
         for row in range(len(clients)):
@@ -277,7 +305,7 @@ def in_a_process(name: str, n: int, args: argparse.Namespace) -> dict[str, Any] 
     if done.returncode:
         if name != BUNDLED:
             sys.exit(f"{name} at {n} clients failed")
-        print(f"{n:>10,}  {name:13} failed: {done.stderr.decode().strip().splitlines()[-1]}")
+        print(f"{n:>10,}  {name:15} failed: {done.stderr.decode().strip().splitlines()[-1]}")
         return None
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -313,7 +341,7 @@ def main() -> None:
         f"seconds per selection; {args.threads} thread(s)"
     )
     print(
-        f"{'clients':>10}  {'selector':13} {'first':>9} {'median':>9} {'mean':>9} "
+        f"{'clients':>10}  {'selector':15} {'first':>9} {'median':>9} {'mean':>9} "
         f"{'slowest':>9} {'peak MB':>8}   bundled / mean"
     )
     for n in args.clients:
@@ -322,7 +350,7 @@ def main() -> None:
         bundled = results.get(BUNDLED)
         for name, found in results.items():
             if found is not None:
-                print(f"{n:>10,}  {name:13} {line(found, bundled)}", flush=True)
+                print(f"{n:>10,}  {name:15} {line(found, bundled)}", flush=True)
 
 
 def line(result: dict[str, Any], bundled: dict[str, Any] | None) -> str:

@@ -67,6 +67,11 @@ def bench(population: Population, availability: Availability) -> None:
     n = len(population)
     report("first look-up (sorts the intervals once)", lambda: availability.online(0.0))
     report("look-up, mean of 40", lambda: [availability.online(t) for t in TIMES * 10], 40)
+    report(
+        "share of 100 s, mean of 40",
+        lambda: [availability.share(t, t + 100) for t in TIMES * 10],
+        40,
+    )
     subset = np.random.default_rng(0).permutation(n)[: n // 10]
     report(
         "look-up of a tenth, each at its own time",

@@ -100,6 +100,12 @@ class RunKeys(Params):
     round_deadline: float | None = param(
         None, "seconds a round may last; none: FedScale's overcommitment", above=0
     )
+    late_budget_mb: int = param(
+        1024,
+        "memory for updates that have to wait, with a selector that takes late ones; what is more "
+        "goes to a temporary file",
+        low=0,
+    )
     clock_kbit: float | None = param(
         None,
         "size of the model that the clock counts, each way, in FedScale's kbit; none: the trained "

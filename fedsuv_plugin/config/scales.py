@@ -265,13 +265,16 @@ def _data_fraction(config: JobConfig, clients: int, samples: int) -> float:
 def _smaller_params(
     selector: str, params: Params, before: JobConfig, after: JobConfig, kept: Collection[str]
 ) -> dict[str, Any]:
-    """A selector's parameters that shrink as much as some key of the job has shrunk."""
+    """A selector's parameters that shrink as much as some key of the job has shrunk.
+
+    None gets smaller than it may be."""
     values = {}
     for f in fields(params):
         key = f.metadata.get("scales_with")
         value = getattr(params, f.name)
         if key is not None and value is not None and f"{selector}.{f.name}" not in kept:
-            values[f.name] = value * getattr(after, key) // getattr(before, key)
+            shrunk = value * getattr(after, key) // getattr(before, key)
+            values[f.name] = max(shrunk, f.metadata["low"] or 0)
     return values
 
 

@@ -28,14 +28,13 @@ from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import Ask, ModelFacts, feedback_of
 from fedsuv_plugin.engine.foreign_manager import adopt
 from fedsuv_plugin.engine.judge import Chunk, Judge, accuracy_and_loss
-from fedsuv_plugin.engine.merging import WeightedAverage
 from fedsuv_plugin.engine.model import ModelAdapter, flat
+from fedsuv_plugin.engine.protocols import make_protocol
 from fedsuv_plugin.engine.public_loss import PublicLoss
-from fedsuv_plugin.engine.roster import wanted_clients
+from fedsuv_plugin.engine.roster import refuse_nobody, wanted_clients
 from fedsuv_plugin.engine.rounds import Cohort, Judgement, Played, Round, Settled, Trained
 from fedsuv_plugin.engine.stock import Aggregator, TorchServerOptimizer
-from fedsuv_plugin.engine.training import Questions, train_clients
-from fedsuv_plugin.errors import UserError
+from fedsuv_plugin.engine.training import Questions
 from fedsuv_plugin.records import metrics_record, round_record
 from fedsuv_plugin.run_directory import RunDirectory
 from fedsuv_plugin.selectors.base import RoundView
@@ -134,11 +133,9 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self.num_of_clients = len(self._clients)
         samples = int(sizes[self._clients - 1].sum())
         self.run_directory.note(clients=self.num_of_clients, training_samples=samples)
-        if not self.client_manager.getDataInfo()["total_feasible_clients"]:
-            raise UserError(
-                f"no client has at least filter_less={self.config.filter_less} and at most "
-                f"filter_more={self.config.filter_more:g} samples"
-            )
+        refuse_nobody(self.client_manager.getDataInfo(), self.config)
+        learnt = self.model_wrapper.learnt
+        self._protocol = make_protocol(self.client_manager, self.config, self.pool, learnt)
 
     # ---- one round, stage by stage
 
@@ -167,12 +164,12 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             self.init_model()  # with a fresh server optimizer
             self._publish()
         cohort = self._select(now, view)
-        settled = self._devices.settle(now, cohort)
-        trained = self._train(now, settled)
+        settled = self._protocol.settle(now, cohort, self._devices.effort(now, cohort))
+        trained = self._train(now, cohort, settled)
         self.round_duration = settled.seconds
         self.global_virtual_clock += settled.seconds
         judgement = self._evaluate(self.finished or now.number % self.config.eval_interval == 0)
-        measured = self._devices.prices.of_signals(now, self.job.needs, settled.due)
+        measured = self._devices.prices.of_signals(now, self.job.needs, settled.working)
         played = Played(now, cohort, settled, trained, judgement, questions.bill + measured)
         self.client_manager.finish_round(
             feedback_of(played), now.number, judgement.accuracy, judgement.loss
@@ -196,9 +193,11 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             self._public_loss.follow(model)
         needed = self.job.needs & {DIRECTION, WEIGHTS, PUBLIC_LOSS}
         weights = flat(model.parameters()) if needed else None
-        judged = now.judgement
-        facts = ModelFacts(judged.accuracy, judged.loss, weights, self._public_loss)
-        view = self.client_manager.begin_round(now.seats, now.clock, facts, now.cohort_size)
+        facts = ModelFacts(now.judgement.accuracy, now.judgement.loss, weights, self._public_loss)
+        pending = self._protocol.begin(now)
+        view = self.client_manager.begin_round(
+            now.seats, now.clock, facts, now.cohort_size, pending
+        )
         return cast(RoundView, self.client_manager.probed(view, ask))
 
     def _select(self, now: Round, view: RoundView) -> Cohort:
@@ -207,14 +206,13 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         seconds = time.perf_counter() - started
         return Cohort(np.array(sorted(chosen), np.int64), seconds)
 
-    def _train(self, now: Round, settled: Settled) -> Trained:
-        """Train those whose updates are due, and make what they send the global model."""
-        merge = WeightedAverage(self.model_weights)
-        trained = train_clients(self.pool, self.config, now, settled.due, merge)
-        if trained.reports:
+    def _train(self, now: Round, cohort: Cohort, settled: Settled) -> Trained:
+        """Have those train who are to, and make what came of it the global model."""
+        trained = self._protocol.train(now, cohort, settled, self.model_weights)
+        if trained.model is not None:
             self.args.learning_rate = now.learning_rate  # q-fedavg reads it there
             self.model_wrapper.set_weights(
-                merge.result(), client_training_results=list(trained.reports.values())
+                trained.model, client_training_results=list(trained.reports.values())
             )
             self._published = False
         return trained
@@ -270,6 +268,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
             "reached": self._reached,
             "model": self.model_wrapper.state_dict(),
             "client_manager": self.client_manager.state_dict(),
+            "protocol": self._protocol.state_dict(),
         }
 
     def _save_checkpoint(self) -> None:
@@ -289,6 +288,7 @@ class PluginAggregator(Aggregator):  # type: ignore[misc]  # FedScale has no typ
         self.model_wrapper.load_state_dict(state["model"])
         self._published = False
         self.client_manager.load_state_dict(state["client_manager"])
+        self._protocol.load_state_dict(state["protocol"])
         self.run_directory.rewind(self.round or -1)  # the untrained model is tested again
         self.log_writer.close()
         self.log_writer = SummaryWriter(str(self.run_directory.events), purge_step=self.round + 1)

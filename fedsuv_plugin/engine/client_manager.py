@@ -30,6 +30,7 @@ from fedsuv_plugin.engine.feedback import (
 )
 from fedsuv_plugin.engine.making import make_selector
 from fedsuv_plugin.engine.roster import Roster, wanted_clients
+from fedsuv_plugin.engine.rounds import NOBODY, OnTheWay
 from fedsuv_plugin.params import Params
 from fedsuv_plugin.selectors.base import ProbeAnswer, RoundView, Selector, bad_pick
 from fedsuv_plugin.traces.clock import Work
@@ -119,6 +120,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def free_cohort(self) -> bool:
         return self.selector.free_cohort
 
+    @property
+    def protocol(self) -> str:
+        return self.selector.protocol
+
     # ---- who is there
 
     def getFeasibleClients(self, cur_time: float) -> list[int]:
@@ -143,8 +148,8 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def _online(self, time: float) -> np.ndarray:
         """Rows that can be chosen for the round that comes next, ascending."""
         _, roster = self._ready()
-        wanted = getattr(self.args, "available_clients", None)  # stock FedScale has no such key
         online = roster.online(time)
+        wanted = getattr(self.args, "available_clients", None)  # stock FedScale has no such key
         if wanted is not None:
             # Rounds 1 to available_every are period 0.
             online &= roster.available(wanted, self.count // self.args.available_every)
@@ -153,11 +158,17 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     # ---- one round
 
     def begin_round(
-        self, seats: int, clock: float, model: ModelFacts, cohort_size: int | None = None
+        self,
+        seats: int,
+        clock: float,
+        model: ModelFacts,
+        cohort_size: int | None = None,
+        on_the_way: OnTheWay = NOBODY,
     ) -> RoundView:
         """The one view of the round that comes next; without a `cohort_size` it is the seats."""
         self._learn()
-        online = self._online(clock)
+        pending = self.rows(on_the_way.clients)
+        online = np.setdiff1d(self._online(clock), pending, assume_unique=True)
         return RoundView(
             round=self.count + 1,
             total_rounds=self.args.rounds,
@@ -170,6 +181,10 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             test_loss=model.loss,
             weights=model.weights,
             public_loss=model.public_loss,
+            deadline=getattr(self.args, "round_deadline", None),  # stock FedScale has no such key
+            pending=pending,
+            pending_seconds=on_the_way.seconds,
+            online_share=self._ready()[1].online_share,
         )
 
     def probed(self, view: RoundView, ask: Ask) -> RoundView:
@@ -184,7 +199,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
             keep = self._hand_on if probe.one_by_one else keep_all
             answers = ask(probe.kind, self.clients.ids[probe.rows], keep)
             answers = finite_answers(probe.kind, answers)
-            rows = self._rows(list(answers))
+            rows = self.rows(list(answers))
             values = np.array(list(answers.values()))
             view = replace(view, probe=ProbeAnswer(probe.kind, rows, values))
             more = probe.more
@@ -194,7 +209,7 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
         """Give one answer to the selector, if it is finite; what is left of it to keep."""
         if not np.isfinite(np.sum(answer, dtype=np.float64)):
             return np.array([np.nan])
-        self.selector.receive(int(self._rows([client_id])[0]), answer)
+        self.selector.receive(int(self.rows([client_id])[0]), answer)
         return np.empty(0)
 
     def wants_restart(self, view: RoundView) -> bool:
@@ -258,14 +273,14 @@ class SelectorClientManager(ClientManager):  # type: ignore[misc]  # FedScale ha
     def _learn(self, accuracy: float | None = None, test_loss: float | None = None) -> None:
         """Hand the feedback of the last round, if there is any, to the selector as one outcome."""
         if self._reports:
-            rows = self._rows(list(self._reports))
+            rows = self.rows(list(self._reports))
             reports = list(self._reports.values())
             self.selector.update(
                 outcome(self.count, self.clients, rows, reports, accuracy, test_loss)
             )
             self._reports.clear()
 
-    def _rows(self, ids: list[int]) -> np.ndarray:
+    def rows(self, ids: list[int] | np.ndarray) -> np.ndarray:
         return self._ready()[1].rows(ids)
 
     # ---- what the job keeps

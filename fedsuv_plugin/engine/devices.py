@@ -1,4 +1,4 @@
-"""The clients' devices in a job: how long each takes in a round, and who makes it."""
+"""The clients' devices in a job: how long each takes in a round, and whether it stays online."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.bill import Prices, megabytes
-from fedsuv_plugin.engine.rounds import Cohort, Round, Settled
+from fedsuv_plugin.engine.rounds import Cohort, Effort, Round
 from fedsuv_plugin.randomness import stream
-from fedsuv_plugin.traces.clock import Work, durations, energy, fluctuation, settle
+from fedsuv_plugin.traces.clock import Work, durations, energy, fluctuation
 from fedsuv_plugin.traces.population import load_population
 
 
@@ -24,26 +24,26 @@ class Devices:
         self.work = Work.of(config, model_kbit, sizes)
         self.prices = Prices(config, self.population, self.work, sizes)
 
-    def settle(self, now: Round, cohort: Cohort) -> Settled:
-        """Who makes it. Whoever is asked spends its energy, also if it turns out to be late."""
+    def effort(self, now: Round, cohort: Cohort) -> Effort:
+        """What a round asks of those in it. All spend their energy, also who turns out late."""
         config = self._config
         rows = cohort.clients - 1
         factor = fluctuation(config.seed, config.duration_jitter, cohort.clients, now.number)
         computing, communicating = durations(self.population, self.work, rows)
+        expected = computing + communicating
         computing = computing * factor
         communicating = communicating * factor
         times = computing + communicating
-        joules = energy(self.population, rows, computing, communicating)
-        online = self.population.online(now.clock + times, rows)
-        wanted = len(rows) if now.wanted is None else now.wanted
-        settlement = settle(times, online, wanted, config.round_deadline)
-        order = np.argsort(times[settlement.valid], kind="stable")
-        in_time = cohort.clients[settlement.valid][order]
-        due = in_time[self._arrives(now, in_time)]
-        traffic = len(rows) * megabytes(self.work.upload_kbit + self.work.download_kbit)
-        return Settled(times, joules, due, settlement.seconds, traffic)
+        return Effort(
+            times=times,
+            expected=expected,
+            energy=energy(self.population, rows, computing, communicating),
+            stays=self.population.online(now.clock + times, rows),
+            uploads=self._uploads(now, cohort.clients),
+            megabytes=len(rows) * megabytes(self.work.upload_kbit + self.work.download_kbit),
+        )
 
-    def _arrives(self, now: Round, clients: np.ndarray) -> np.ndarray:
+    def _uploads(self, now: Round, clients: np.ndarray) -> np.ndarray:
         """Whose update reaches the server, (m,) bool: see `upload_success`.
 
         It is luck that depends on the seed, the client and the round alone."""

@@ -111,11 +111,15 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
     # ---- tasks
 
     def _train(self, task: Task) -> dict[int, Any]:
-        """Every client of the task, one after the other, each from the global model."""
+        """Every client of the task, one after the other.
+
+        Each trains from the global model, unless its state brings a model of its own."""
         results = {}
         for client in task.clients.tolist():
-            conf = self.override_conf({**task.settings, "state": task.states.get(client)})
-            results[client] = self.training_handler(client, conf, self._global_weights)
+            state = task.states.get(client, {})
+            conf = self.override_conf({**task.settings, "state": state})
+            start = state.get("model", self._global_weights)
+            results[client] = self.training_handler(client, conf, start)
         return results
 
     def training_handler(

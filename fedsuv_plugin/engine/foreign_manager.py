@@ -14,8 +14,9 @@ from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.feedback import Ask, Feedback, ModelFacts, give_feedback
 from fedsuv_plugin.engine.roster import wanted_clients
+from fedsuv_plugin.engine.rounds import NOBODY, OnTheWay
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.selectors.base import ClientTable, RoundView
+from fedsuv_plugin.selectors.base import SYNCHRONOUS, ClientTable, RoundView
 from fedsuv_plugin.traces.clock import Work
 from fedsuv_plugin.traces.population import Population
 
@@ -31,6 +32,7 @@ class ForeignManager:
     """The calls of `SelectorClientManager` that an aggregator makes, on any FedScale manager."""
 
     free_cohort = False
+    protocol = SYNCHRONOUS
 
     def __init__(self, manager: Any, config: JobConfig):
         if config.available_clients is not None:
@@ -63,7 +65,12 @@ class ForeignManager:
         return info
 
     def begin_round(
-        self, seats: int, clock: float, model: ModelFacts, cohort_size: int | None = None
+        self,
+        seats: int,
+        clock: float,
+        model: ModelFacts,
+        cohort_size: int | None = None,
+        on_the_way: OnTheWay = NOBODY,
     ) -> RoundView:
         """A view that shows the clock and nobody: the manager looks for itself."""
         nobody = np.zeros(0, np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.stock import (
     MAX_MESSAGE_LENGTH,
@@ -82,17 +82,15 @@ class GrpcService(job_api_pb2_grpc.JobServiceServicer):  # type: ignore[misc]  #
 
 def _received(data: bytes, context: grpc.ServicerContext) -> Any:
     try:
-        return safe_pickle.loads(data)
-    except safe_pickle.UnsafePickle as error:
+        return wire.decode(data)
+    except wire.WireError as error:
         logging.error("message of %s: %s", context.peer(), error)
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
 def _response(event: Event) -> Any:
-    meta = safe_pickle.dumps(event.meta)
-    return job_api_pb2.ServerResponse(
-        event=event.name, meta=meta, data=safe_pickle.dumps(event.data)
-    )
+    meta = wire.encode(event.meta)
+    return job_api_pb2.ServerResponse(event=event.name, meta=meta, data=wire.encode(event.data))
 
 
 class GrpcChannel(ClientConnections):  # type: ignore[misc]  # FedScale has no types
@@ -100,7 +98,7 @@ class GrpcChannel(ClientConnections):  # type: ignore[misc]  # FedScale has no t
 
     def register(self, executor: str, info: object, timeout: float) -> None:
         request = job_api_pb2.RegisterRequest(
-            client_id=executor, executor_id=executor, executor_info=safe_pickle.dumps(info)
+            client_id=executor, executor_id=executor, executor_info=wire.encode(info)
         )
         try:
             self.stub.CLIENT_REGISTER(request, wait_for_ready=True, timeout=timeout)
@@ -121,11 +119,12 @@ class GrpcChannel(ClientConnections):  # type: ignore[misc]  # FedScale has no t
             event=result.kind,
             status=result.error is None,
             msg=result.error,
-            data_result=safe_pickle.dumps(result.value),
+            data_result=wire.encode(result.value),
         )
         return self._event(self.stub.CLIENT_EXECUTE_COMPLETION(request))
 
     @staticmethod
     def _event(response: Any) -> Event:
-        meta = safe_pickle.loads(response.meta)
-        return Event(response.event, meta, safe_pickle.loads(response.data))
+        # torch wraps only arrays that can be written to: hence a bytearray.
+        data = wire.decode(bytearray(response.data))
+        return Event(response.event, wire.decode(response.meta), data)

@@ -16,6 +16,17 @@ import numpy as np
 Weights = Sequence[np.ndarray]  # one array per entry of the model's state_dict, buffers included
 
 
+def end_to_end(weights: Weights) -> np.ndarray:
+    """All entries as one vector, in float32: what is kept of an update that has to wait."""
+    return np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in weights])
+
+
+def like(vector: np.ndarray, weights: Weights) -> list[np.ndarray]:
+    """A vector cut into the shapes of these weights."""
+    ends = np.cumsum([w.size for w in weights])[:-1]
+    return [part.reshape(w.shape) for part, w in zip(np.split(vector, ends), weights, strict=True)]
+
+
 @dataclass(frozen=True, eq=False)
 class Update:
     """What one client's training made of the model it received."""
@@ -61,16 +72,17 @@ class WeightedAverage(Merge):
             total += update.weight * np.asarray(w, np.float64)
         self._total += update.weight
 
+    def average(self) -> list[np.ndarray]:
+        """The mean of what has been added so far, in double precision."""
+        return [total / self._total for total in self._sums]
+
     def result(self) -> Weights:
         if not self._total:
             return self.model
-        return [
-            _as_type(total / self._total, w)
-            for total, w in zip(self._sums, self.model, strict=True)
-        ]
+        return [as_type(mean, w) for mean, w in zip(self.average(), self.model, strict=True)]
 
 
-def _as_type(average: np.ndarray, like: np.ndarray) -> np.ndarray:
+def as_type(average: np.ndarray, like: np.ndarray) -> np.ndarray:
     """A count, such as BatchNorm's of batches, is rounded."""
     floating = np.issubdtype(like.dtype, np.floating)
     return (average if floating else np.rint(average)).astype(like.dtype)

@@ -47,13 +47,19 @@ class ModelAdapter(TorchModelAdapter):  # type: ignore[misc]  # FedScale has no 
         gradient of all."""
         parameters = _Parameters(self.model)
         names = list(parameters.state_dict())
-        stepped = [name in parameters.state_dict() for name in self.model.state_dict()]
+        stepped = self.learnt
         self.optimizer.update_round_gradient(
             list(compress(last, stepped)),
             list(compress(new, stepped)),
             parameters,
             [_only(names, result) for result in results if "update_weight" in result],
         )
+
+    @property
+    def learnt(self) -> list[bool]:
+        """Of every entry of the weights, whether it is a parameter; the others are statistics."""
+        parameters = dict(self.model.named_parameters())
+        return [name in parameters for name in self.model.state_dict()]
 
     def get_weights(self) -> list[np.ndarray]:
         """A copy, so that an executor in the same process cannot see it change."""

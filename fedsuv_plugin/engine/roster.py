@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.params import range_of
 from fedsuv_plugin.randomness import stream
 from fedsuv_plugin.selectors.base import ClientTable
-from fedsuv_plugin.traces.clock import Work, durations, energy
+from fedsuv_plugin.traces.clock import Work, durations, energy, transfers
 from fedsuv_plugin.traces.population import Population
 
 SQUARE_METRES = 1000.0  # side of the square in which clients without a position are placed
@@ -40,6 +42,15 @@ def _listed(only: str) -> str:
         raise UserError(f"only_clients: {only}: cannot be read ({error})") from None
 
 
+def refuse_nobody(info: Mapping[str, int], config: JobConfig) -> None:
+    """Without any client that can be asked there is no job; `info` is FedScale's getDataInfo."""
+    if not info["total_feasible_clients"]:
+        raise UserError(
+            f"no client has at least filter_less={config.filter_less} and at most "
+            f"filter_more={config.filter_more:g} samples"
+        )
+
+
 class Roster:
     """The clients that may be asked. Client c has device c - 1 of the population."""
 
@@ -52,6 +63,7 @@ class Roster:
         self._devices = ids - 1  # rows of the population
         names, features = population.features
         computing, communicating = durations(population, work, self._devices)
+        downloading, uploading = transfers(population, work, self._devices)
         self.clients = ClientTable(
             ids=ids,
             samples=sizes,
@@ -61,6 +73,8 @@ class Roster:
             expected_duration=computing + communicating,
             energy=energy(population, self._devices, computing, communicating),
             position=self._positions()[self._devices],
+            download=downloading,
+            upload=uploading,
         )
 
     def _positions(self) -> np.ndarray:
@@ -90,7 +104,17 @@ class Roster:
         computing, communicating = durations(self._population, work, np.array([client_id - 1]))
         return float(computing[0]), float(communicating[0])
 
-    def rows(self, ids: list[int]) -> np.ndarray:
+    @property
+    def online_share(self) -> Callable[[float, float], np.ndarray] | None:
+        """(start, end) -> the share of that time in which each client is online, (n,).
+
+        None where no trace says who is online when."""
+        availability = self._population.availability
+        if availability is None:
+            return None
+        return lambda start, end: availability.share(start, end)[self._devices]
+
+    def rows(self, ids: list[int] | np.ndarray) -> np.ndarray:
         """The rows of the client table, (m,); a client that is not in it is an error."""
         wanted = np.array(ids, np.int64)
         known = self.clients.ids

@@ -39,7 +39,8 @@ class Task:
     kind: str  # TRAIN, TEST or PROBE
     clients: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # FedScale's ids
     settings: Mapping[str, Any] = field(default_factory=dict)  # e.g. the round, the learning rate
-    states: Mapping[int, Any] = field(default_factory=dict)  # what some clients carry with them
+    # What some clients carry with them, by name; a "model" is where the client starts.
+    states: Mapping[int, Any] = field(default_factory=dict)
 
     def to_event(self) -> Event:
         meta = {"task": self.number, "clients": self.clients, "settings": dict(self.settings)}

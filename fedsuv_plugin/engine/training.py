@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.bill import Prices
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import Keep
-from fedsuv_plugin.engine.merging import Merge, Update, Weights
-from fedsuv_plugin.engine.rounds import Bill, Round, Trained
+from fedsuv_plugin.engine.merging import Update, Weights
+from fedsuv_plugin.engine.rounds import Bill, Round
 from fedsuv_plugin.engine.signals import CLIENTS_AT_ONCE, FOR_MANY
 from fedsuv_plugin.engine.task import PROBE, TRAIN
 
@@ -70,20 +70,27 @@ def ask_together(pool: ExecutorPool, kind: str, clients: np.ndarray) -> dict[int
 
 
 def train_clients(
-    pool: ExecutorPool, config: JobConfig, now: Round, clients: np.ndarray, merge: Merge
-) -> Trained:
-    """Train the clients and merge their updates in the order of `clients`, whoever is faster.
+    pool: ExecutorPool,
+    config: JobConfig,
+    now: Round,
+    clients: np.ndarray,
+    model: Weights,
+    take: Callable[[Update], None],
+    starts: Callable[[int], Weights | None] = lambda client: None,
+) -> dict[int, dict[str, Any]]:
+    """Train the clients, and take their updates in the order of `clients`, whoever is faster.
 
-    An update is let go once it is merged, unless the gradient policy asks for all of them."""
-    by_samples = config.aggregation_weights == "samples"
+    Each starts from what `starts` has for it; none: from the published model. What comes back is
+    the clients' reports. An update is let go once it is taken, unless the gradient policy asks for
+    all of them."""
     keep_weights = config.gradient_policy == "q-fedavg"
     reports: dict[int, dict[str, Any]] = {}
 
     def consume(value: dict[int, dict[str, Any]]) -> None:
         for client, report in value.items():
-            weight = float(pool.sizes[client - 1]) if by_samples else 1.0
+            weight = say(pool, config, client)
             update = Update(client, list(report["update_weight"].values()), weight)
-            if not _sound(report, update.weights, merge.model):
+            if not _sound(report, update.weights, model):
                 logging.warning(
                     "client %s sent an update that is not finite or does not fit the model; it "
                     "counts as having missed round %d",
@@ -91,14 +98,24 @@ def train_clients(
                     now.number,
                 )
                 continue
-            merge.add(update)
+            take(update)
             if not keep_weights:
                 del report["update_weight"]
             reports[client] = report
 
     settings = _settings(now)
-    pool.run([pool.task(TRAIN, [c], **settings) for c in clients.tolist()], consume)
-    return Trained(reports)
+    tasks = []
+    for client in clients.tolist():
+        start = starts(client)
+        states = {} if start is None else {client: {"model": start}}
+        tasks.append(pool.task(TRAIN, [client], states, **settings))
+    pool.run(tasks, consume)
+    return reports
+
+
+def say(pool: ExecutorPool, config: JobConfig, client: int) -> float:
+    """What an update of a client weighs in an average: see `aggregation_weights`."""
+    return float(pool.sizes[client - 1]) if config.aggregation_weights == "samples" else 1.0
 
 
 def _settings(now: Round) -> dict[str, Any]:

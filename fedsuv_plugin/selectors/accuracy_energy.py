@@ -111,9 +111,9 @@ class AccuracyEnergy:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.context = state["context"].copy()
+        self.context = state["context"]
         self.started = state["started"]
-        self.took_part = state["took_part"].copy()
+        self.took_part = state["took_part"]
 
 
 class MeanUtility(AccuracyEnergy):

@@ -22,6 +22,8 @@ from fedsuv_plugin.selectors.signals import PROBES, refuse_unknown_signals
 # What becomes of the work of those who are asked: see engine/protocols.
 SYNCHRONOUS = "synchronous"  # who misses the round is not merged
 LATE_UPDATES = "late_updates"  # who misses it is merged in the round in which the update arrives
+SAFA = "safa"  # everyone online trains, and the server keeps a model of every client
+PROTOCOLS = (SYNCHRONOUS, LATE_UPDATES, SAFA)
 
 
 def _nobody() -> np.ndarray:
@@ -41,6 +43,10 @@ class ClientTable:
     expected_duration: np.ndarray  # (n,) float64
     energy: np.ndarray  # (n,) float64
     position: np.ndarray  # (n, 2) float64, metres in a square of 1 km
+    # Seconds of expected_duration in which the model goes to, and from, each client; the rest is
+    # computing. None where only the sum is known.
+    download: np.ndarray | None = None  # (n,) float64
+    upload: np.ndarray | None = None  # (n,) float64
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -41,7 +41,14 @@ import numpy as np
 
 from fedsuv_plugin.params import Params as AnyParams
 from fedsuv_plugin.params import param
-from fedsuv_plugin.selectors.base import ClientTable, Probe, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    ClientTable,
+    LateUpdates,
+    Probe,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 from fedsuv_plugin.selectors.maths.directions import length, longest_believed, shortening
 from fedsuv_plugin.selectors.maths.vector_store import VectorStore
 from fedsuv_plugin.selectors.signals import PUBLIC_LOSS, WEIGHTS
@@ -96,6 +103,7 @@ class Filfl(Selector):
         self.inner = inner
         # Where more than k pass, the inner selector decides how many are chosen.
         self.free_cohort = inner.free_cohort
+        self.protocol = inner.protocol
         self.accept: Accept = dgf if params.variant == "dgf" else rgf(rng)
         self.updates = Updates(len(clients), params.weights_budget_mb)
         self.available: np.ndarray | None = None  # rows online in the previous round
@@ -172,6 +180,9 @@ class Filfl(Selector):
         if self._received is not None:
             update = weights - self._received.astype(np.float64)
             self.updates.put(row, np.clip(update, -LARGEST, LARGEST))
+
+    def late_weights(self, late: LateUpdates) -> np.ndarray:
+        return self.inner.late_weights(late)
 
     # ---- filtering, algorithm 2, lines 3-7
 

@@ -64,6 +64,51 @@ class Availability:
             return self._online_by_shelf(float(time))
         return self._online_by_search(time, rows)
 
+    def share(self, start: float, end: float) -> np.ndarray:
+        """The share of the time from start to end in which each client is online, (n,)."""
+        if not end > start:
+            raise ValueError(f"expected an end after {start}, got {end}")
+        if self._shelves is not None:
+            return self._seconds_by_shelf(start, end) / (end - start)
+        return (self._online_until(end) - self._online_until(start)) / (end - start)
+
+    def _seconds_by_shelf(self, start: float, end: float) -> np.ndarray:
+        """Seconds from start to end for which each client is online, (n,).
+
+        For a short window it reads about as few intervals as a look-up of who is online."""
+        seconds = np.zeros(len(self))
+        for shelf in self._shelves or ():
+            for begin, stop, times in _within_period(start, end, shelf.period):
+                near = slice(
+                    np.searchsorted(shelf.seconds, _whole(begin - shelf.reach), "left"),
+                    np.searchsorted(shelf.seconds, _whole(stop), "right"),
+                )
+                ends = np.minimum(shelf.ends[near], stop)
+                overlap = np.maximum(0.0, ends - np.maximum(shelf.starts[near], begin))
+                np.add.at(seconds, shelf.rows[near], times * overlap)
+        return seconds
+
+    def _online_until(self, time: float) -> np.ndarray:
+        """Seconds for which each client is online from time 0 on, (n,), by search."""
+        each = self._seconds_before
+        first = each[self.offsets[:-1]]
+        now = np.mod(time, self.periods)
+        last = self._begun_last(now, self.offsets[:-1], self.offsets[1:])
+        in_period = each[last + 1] - first
+        begun = last >= self.offsets[:-1]
+        # The interval that began last is counted whole so far; what of it is still to come is not.
+        reached = np.minimum(self.ends[last[begun]], self.periods[begun])
+        in_period[begun] -= np.maximum(0.0, reached - now[begun])
+        return (time // self.periods) * (each[self.offsets[1:]] - first) + in_period
+
+    @cached_property
+    def _seconds_before(self) -> np.ndarray:
+        """Seconds that all intervals before each one last, and at the end all of them, (m + 1,).
+
+        An interval does not outlast its client's period."""
+        reached = np.minimum(self.ends, np.repeat(self.periods, self.lengths))
+        return np.append(0.0, np.cumsum(np.maximum(0.0, reached - self.starts)))
+
     def take(self, rows: np.ndarray) -> Availability:
         """The availability of `rows`, which may repeat."""
         lengths = self.lengths[rows]
@@ -72,24 +117,26 @@ class Availability:
         return Availability(self.starts[picked], self.ends[picked], offsets, self.periods[rows])
 
     def _online_by_search(self, time: float | np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-        """A binary search in all clients' intervals at once.
-
-        It takes as many vector operations as the client with the most intervals needs steps."""
         periods = self.periods if rows is None else self.periods[rows]
         low = self.offsets[:-1] if rows is None else self.offsets[rows]
         high = self.offsets[1:] if rows is None else self.offsets[rows + 1]
         if not len(self.starts):
             return np.zeros(len(periods), bool)
-        time = np.mod(time, periods)
-        first = low
-        # Afterwards low is the place after the last interval that began at or before the time.
+        time = np.asarray(np.mod(time, periods))
+        last = self._begun_last(time, low, high)
+        return (last >= low) & (time <= self.ends[np.maximum(last, 0)])
+
+    def _begun_last(self, time: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Of the intervals low to high - 1 of each client, the last that began by its time.
+
+        It is low - 1 where none did. This is a binary search for all clients at once; it takes as
+        many vector operations as the client with the most intervals needs steps."""
         for _ in range(int(np.max(high - low, initial=0)).bit_length()):
             middle = (low + high) >> 1
             started = (low < high) & (self.starts[np.minimum(middle, len(self.starts) - 1)] <= time)
             low = np.where(started, middle + 1, low)
             high = np.where(started, high, middle)
-        last = low - 1  # the interval that began last
-        return (last >= first) & (time <= self.ends[np.maximum(last, 0)])
+        return low - 1
 
     def _online_by_shelf(self, time: float) -> np.ndarray:
         """Whether each client is online at one time.
@@ -137,6 +184,23 @@ class Availability:
             ends=self.ends[picked],
             rows=rows[picked],
         )
+
+
+def _within_period(start: float, end: float, period: float) -> list[tuple[float, float, float]]:
+    """The time from start to end as parts (begin, stop, times) of a period that repeats.
+
+    >>> _within_period(90.0, 130.0, 100.0), _within_period(10.0, 320.0, 100.0)
+    ([(90.0, 100.0, 1.0), (0.0, 30.0, 1.0)], [(10.0, 20.0, 1.0), (0.0, 100.0, 3.0)])
+    """
+    times, rest = divmod(end - start, period)
+    begin = start % period
+    stop = begin + rest
+    parts = [(begin, min(stop, period), 1.0)]
+    if stop > period:
+        parts.append((0.0, stop - period, 1.0))
+    if times:
+        parts.append((0.0, period, times))
+    return parts
 
 
 def _whole(seconds: np.ndarray | float) -> np.ndarray:

@@ -66,9 +66,17 @@ def durations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that `rows` compute, and communicate, by FedScale's completion-time formula."""
     computing = TRAINING_FACTOR * work.timed_samples(rows) * population.ms_per_sample[rows] / 1000.0
+    downloading, uploading = transfers(population, work, rows)
+    return computing, uploading + downloading
+
+
+def transfers(
+    population: Population, work: Work, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds that `rows` download, and upload: together what they communicate."""
     uploading = work.upload_kbit / population.kbps_up[rows]
     downloading = work.download_kbit / population.kbps_down[rows]
-    return computing, uploading + downloading
+    return downloading, uploading
 
 
 def inference(population: Population, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from fedsuv_plugin import named
 from fedsuv_plugin.config.job import Job, make_job
 from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.scales import EXPLAINED, RULES, scaled
+from fedsuv_plugin.selectors.baselines.tifl import TiFLParams
 from fedsuv_plugin.selectors.pczfl import PCZFLParams
 from fedsuv_plugin.tasks.datasets import DATASETS
 from fedsuv_plugin.tasks.federated_data import model_kbit
@@ -124,6 +125,14 @@ def test_the_chosen_selectors_defaults_shrink_too() -> None:
     smaller, changes = scaled(job, "mini")
     assert smaller.params_of("pczfl") == PCZFLParams(warmup_rounds=10)
     assert "pczfl.warmup_rounds: 20 -> 10" in changes
+
+
+def test_a_parameter_shrinks_no_further_than_it_may() -> None:
+    # Of 2000 rounds 100 are left: an interval of 10 would become half a round, and 5 credits 0.25.
+    job = make_job({"rounds": 2000, "sample_mode": "tifl", "tifl.credits": 5})
+    smaller, _ = scaled(job, "mini")
+    assert smaller.config.rounds == 100
+    assert smaller.params_of("tifl") == TiFLParams(interval=1, credits=1)
 
 
 def test_a_selector_that_is_neither_chosen_nor_set_keeps_its_defaults() -> None:

@@ -15,6 +15,8 @@ from selector_worlds import five_sigma
 from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.devices import Devices
+from fedsuv_plugin.engine.executor_pool import ExecutorPool
+from fedsuv_plugin.engine.protocols.synchronous import Setting, Synchronous
 from fedsuv_plugin.engine.rounds import Cohort, Judgement, Round
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.tasks.federated_data import model_kbit
@@ -32,8 +34,10 @@ def test_who_is_due_by_hand(tmp_path: Path) -> None:
     cohort = Cohort(np.array([2, 3, 4]), 0.0)
 
     def settled(wanted: int | None, **more: Any) -> Any:
-        devices = Devices(JobConfig(**keys, **more), np.array([9, 9, 9, 9]), 100.0)
-        return devices.settle(Round(1, 0.0, 3, 3, wanted, 0.1, Judgement()), cohort)
+        config = JobConfig(**keys, **more)
+        now = Round(1, 0.0, 3, 3, wanted, 0.1, Judgement())
+        effort = Devices(config, np.array([9, 9, 9, 9]), 100.0).effort(now, cohort)
+        return Synchronous(Setting(config, ExecutorPool(), None, [])).settle(now, cohort, effort)
 
     everyone = settled(None)
     assert everyone.times == pytest.approx(seconds)

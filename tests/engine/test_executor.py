@@ -37,7 +37,7 @@ class Remembering(PluginClient):
         self, client_data: Samples, model: torch.nn.Module, conf: Namespace
     ) -> dict[str, Any]:
         result = super().train(client_data, model, conf)
-        return {**result, "state": (conf.state or 0) + 1}
+        return {**result, "state": {"rounds": conf.state.get("rounds", 0) + 1}}
 
 
 class RememberingExecutor(PluginExecutor):
@@ -75,11 +75,24 @@ def test_every_client_of_a_group_starts_from_the_global_model(job: MakeJob) -> N
 def test_clients_carry_their_state_in_and_bring_it_back(job: MakeJob) -> None:
     executor = started(job, RememberingExecutor)
     clients = np.array([1, 2])
-    states: dict[int, int] = {2: 10}
+    states = {2: {"rounds": 10}}
     for number in (1, 2):
         reports = done(executor, Task(number, TRAIN, clients, ROUND, states))
         states = {client: report["state"] for client, report in reports.items()}
-    assert states == {1: 2, 2: 12}
+    assert states == {1: {"rounds": 2}, 2: {"rounds": 12}}
+
+
+def test_a_client_whose_state_has_a_model_starts_from_it(job: MakeJob) -> None:
+    executor = started(job)
+    clients = np.array([4, 2])
+    plain = done(executor, Task(1, TRAIN, clients, ROUND))
+    own = [array + 0.5 for array in ModelAdapter(initial_model(job().config)).get_weights()]
+    mixed = done(executor, Task(2, TRAIN, clients, ROUND, {2: {"model": own}}))
+    # Client 4 starts from the global model as before; client 2 is elsewhere, near its own model.
+    for name, weights in plain[4]["update_weight"].items():
+        np.testing.assert_array_equal(weights, mixed[4]["update_weight"][name])
+    moved = list(mixed[2]["update_weight"].values())
+    assert all(np.abs(a - b).max() < 0.25 for a, b in zip(moved, own, strict=True))
 
 
 def test_chunks_of_the_test_set_add_up_to_all_of_it(job: MakeJob) -> None:

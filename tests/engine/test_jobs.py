@@ -113,7 +113,9 @@ def test_a_job_in_slots_or_balls_is_resumed_exactly(
 # ---- selectors that ask the server or probe
 
 
-@pytest.mark.parametrize("selector", ["gpfl", "pow_d", "divfl", "filfl", "afl", "fedcor", "nccb"])
+@pytest.mark.parametrize(
+    "selector", ["gpfl", "pow_d", "divfl", "filfl", "afl", "fedcor", "nccb", "refl"]
+)
 def test_rounds_without_anyone_online_change_nothing_for_later(
     job: MakeJob, tmp_path: Path, selector: str
 ) -> None:

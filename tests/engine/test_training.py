@@ -19,7 +19,7 @@ from fedsuv_plugin.engine.client import PluginClient
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.feedback import keep_all
 from fedsuv_plugin.engine.merging import WeightedAverage
-from fedsuv_plugin.engine.rounds import Judgement, Round
+from fedsuv_plugin.engine.rounds import Judgement, Round, Trained
 from fedsuv_plugin.engine.task import Task
 from fedsuv_plugin.engine.training import Questions, ask_clients, train_clients
 from fedsuv_plugin.selectors.signals import FINGERPRINT, LOSS, OPINIONS
@@ -66,7 +66,7 @@ def test_updates_are_merged_in_the_order_given_with_the_job_s_weights(pool: Exec
     for weights, expected in (("equal", 2.0), ("samples", 14 / 6)):
         merge = WeightedAverage(MODEL)
         config = JobConfig(aggregation_weights=weights)
-        trained = train_clients(pool, config, NOW, clients, merge)
+        trained = Trained(train_clients(pool, config, NOW, clients, MODEL, merge.add))
         assert merge.result()[0].tolist() == pytest.approx([expected] * 2)
         assert list(trained.reports) == [3, 1, 2]
         assert (trained.mean_loss, trained.mean_utility) == (2.0, 20.0)
@@ -78,13 +78,36 @@ def test_updates_are_merged_in_the_order_given_with_the_job_s_weights(pool: Exec
 def test_q_fedavg_keeps_the_updates(pool: ExecutorPool) -> None:
     Worker(pool, "1", lambda task: {c: report_of(c) for c in task.clients.tolist()})
     config = JobConfig(gradient_policy="q-fedavg")
-    trained = train_clients(pool, config, NOW, np.array([2]), WeightedAverage(MODEL))
-    assert trained.reports[2]["update_weight"]["w"].tolist() == [2.0, 2.0]
+    reports = train_clients(pool, config, NOW, np.array([2]), MODEL, WeightedAverage(MODEL).add)
+    assert reports[2]["update_weight"]["w"].tolist() == [2.0, 2.0]
 
 
 def test_a_round_without_clients_has_no_mean(pool: ExecutorPool) -> None:
-    trained = train_clients(pool, JobConfig(), NOW, np.zeros(0, np.int64), WeightedAverage(MODEL))
+    nobody = np.zeros(0, np.int64)
+    merge = WeightedAverage(MODEL)
+    trained = Trained(train_clients(pool, JobConfig(), NOW, nobody, MODEL, merge.add))
     assert (trained.mean_loss, trained.mean_utility) == (None, 0.0)
+
+
+def test_a_client_may_start_from_a_model_of_its_own(pool: ExecutorPool) -> None:
+    started: dict[int, Any] = {}
+
+    def work(task: Task) -> dict[int, Any]:
+        started.update({client: task.states.get(client) for client in task.clients.tolist()})
+        return {client: report_of(client) for client in task.clients.tolist()}
+
+    Worker(pool, "1", work)
+    own = [np.full(2, 7.0)]
+    train_clients(
+        pool,
+        JobConfig(),
+        NOW,
+        np.array([2, 1]),
+        MODEL,
+        WeightedAverage(MODEL).add,
+        starts={2: own}.get,
+    )
+    assert started == {2: {"model": own}, 1: None}
 
 
 def test_clients_answer_a_probe_in_the_order_in_which_they_are_asked(pool: ExecutorPool) -> None:

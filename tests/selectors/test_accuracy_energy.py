@@ -25,6 +25,7 @@ from fedsuv_plugin.selectors.accuracy_energy import (
     uniform_scores,
 )
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.baselines import facility_location
 from fedsuv_plugin.selectors.baselines.afl import Afl
 from fedsuv_plugin.selectors.baselines.divfl import Divfl
 from fedsuv_plugin.selectors.baselines.pow_d import PowD
@@ -109,6 +110,16 @@ def test_pow_d_takes_the_largest_utilities_of_its_candidates() -> None:
     assert s.select(look(s.clients, 2), 4).tolist() == [1, 4, 3, 2]
 
 
+def test_who_is_asked_about_the_untrained_model_is_chosen_no_sooner() -> None:
+    # Client 0 is asked and answers; candidates are drawn by data, here 3 and 4.
+    s = make(PowD, JOULES, d=2)
+    s.clients.samples[:] = [0, 0, 0, 5, 5]
+    view = look(s.clients)
+    question = s.probe(view)
+    assert question.rows.tolist() == [0]
+    assert sorted(s.select(answers(view, question.rows, 0.1), 2).tolist()) == [3, 4]
+
+
 def test_afl_values_clients_by_it_without_their_samples() -> None:
     # floor(0.75 5) = 3 are dropped, all but 0.515 and 0.51: e^0.0051, e^0.00515, which is nearly
     # a fair coin. Client 4 has the most data, and none of it counts.
@@ -132,6 +143,20 @@ def test_divfl_represents_the_utilities() -> None:
         # Nearest to 0.4 are 0.38, 0.464 and 0.44 beside itself.
         assert s.explain()["cluster_size"].tolist() == [0, 4, 1, 0, 0]
         assert s.diagnostics()["objective"] == pytest.approx(0.124, abs=1e-6)
+
+
+def test_distances_that_divfl_keeps_follow_the_utilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facility_location, "FEW", 0)  # bounds are used for few points, too
+    picks = []
+    for budget in (0, 512):
+        s = make(Divfl, np.zeros(60), greedy="lazy", distances_budget_mb=budget)
+        rng = np.random.default_rng(0)
+        rounds = []
+        for t in range(1, 9):
+            s.update(told(t, np.arange(60), rng.random(60), rng.random(60) < 0.5))
+            rounds.append(s.select(look(s.clients, t), 6).tolist())
+        picks.append(rounds)
+    assert picks[0] == picks[1]
 
 
 def test_a_utility_of_divfl_is_no_direction_that_could_be_too_long() -> None:

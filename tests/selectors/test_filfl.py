@@ -15,12 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import named, safe_pickle
+from fedsuv_plugin import named, wire
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import NoParams
-from fedsuv_plugin.selectors.base import Probe, ProbeAnswer, RoundOutcome, RoundView, Selector
+from fedsuv_plugin.selectors.base import (
+    LateUpdates,
+    Probe,
+    ProbeAnswer,
+    RoundOutcome,
+    RoundView,
+    Selector,
+)
 from fedsuv_plugin.selectors.baselines.random import Random
+from fedsuv_plugin.selectors.baselines.refl import Refl, ReflParams
 from fedsuv_plugin.selectors.filfl import Filfl, FilflParams, Updates, greedy_filter
 from fedsuv_plugin.selectors.signals import LOSS, PUBLIC_LOSS, WEIGHTS
 
@@ -393,7 +401,7 @@ def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     assert np.flatnonzero(kept.known).tolist() == [0, 1, 3, 5]
     for row, update in zip([0, 1, 3, 5], kept.of(np.array([0, 1, 3, 5])), strict=True):
         np.testing.assert_array_equal(update, sent[row])
-    rows, updates = safe_pickle.loads(safe_pickle.dumps(kept.state()))
+    rows, updates = wire.decode(wire.encode(kept.state()))
     assert rows.tolist() == [3, 0, 5, 1]
     np.testing.assert_array_equal(updates[2], sent[5])
     kept.clear()
@@ -415,7 +423,7 @@ def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None
     whole = make(20, variant=variant, period=2, weights_budget_mb=budget)
     play(whole, 1)
     resumed = make(20, 9, variant=variant, period=2)
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     np.testing.assert_array_equal(resumed.explain()["gain_add"], whole.explain()["gain_add"])
     assert play(resumed, 9) == play(whole, 9)
 
@@ -473,6 +481,15 @@ def test_it_goes_around_every_registered_selector(job: MakeJob, inner: str) -> N
     assert all(1 <= len(r["asked"]) <= most for r in rounds)
     assert [r["selector"]["filtering"] is not None for r in rounds] == [False, True] * 3
     assert all(inner in r["selector"] for r in rounds)
+
+
+def test_late_updates_are_dealt_with_as_the_inner_selector_has_it() -> None:
+    late = LateUpdates(2, np.array([0]), np.array([1]), np.array([0.0]), fresh=1)
+    assert make(3).protocol == "synchronous"
+    inner = Refl(ReflParams(late_weight="inverse"), table(3), np.random.default_rng(0))
+    around = make(3, inner=inner)
+    assert around.protocol == "late_updates"
+    assert around.late_weights(late).tolist() == [0.5]
 
 
 def test_the_inner_selector_gets_its_own_parameters(job: MakeJob) -> None:

@@ -119,16 +119,78 @@ def test_times_past_what_a_shelf_can_index() -> None:
         assert trace.online(time).tolist() == [by_the_book(c, time) for c in clients]
 
 
-def test_both_look_ups_agree_on_a_large_trace() -> None:
+def large_trace() -> Availability:
+    """2,000 clients with up to 29 intervals in a week, on three periods."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(0, 30, 2000)
     each = [np.sort(rng.choice(600_000, 2 * k, replace=False)) for k in lengths]
     marks = np.concatenate(each).astype(float)
-    trace = Availability(
+    return Availability(
         starts=marks[::2],
         ends=marks[1::2],
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         periods=rng.choice([86_400.0, 518_400.0, 604_800.0], 2000),
     )
+
+
+def test_both_look_ups_agree_on_a_large_trace() -> None:
+    trace = large_trace()
     for time in (0.0, 777.0, 90_000.5, 2_000_000.0):
         np.testing.assert_array_equal(trace.online(time), trace.online(np.full(2000, time)))
+
+
+# ---- shares of time
+
+
+def test_the_share_of_a_window_by_hand() -> None:
+    # Worked example R1 of the selector refl: the window from 100 s to 200 s.
+    traces: list[list[tuple[float, float]]] = [
+        [(0, 90)],
+        [(0, 150)],
+        [(0, 250)],
+        [(0, 120), (130, 260)],
+    ]
+    trace = make([(pairs, 1000.0) for pairs in traces])
+    assert trace.share(100.0, 200.0).tolist() == [0.0, 0.5, 1.0, 0.9]
+    # In the window from 900 s to 1100 s the trace begins anew at 1000 s.
+    assert trace.share(900.0, 1100.0).tolist() == [0.45, 0.5, 0.5, 0.5]
+    with pytest.raises(ValueError, match="expected an end after"):
+        trace.share(5.0, 5.0)
+
+
+def share_by_the_book(client: Client, start: float, end: float) -> float:
+    """Every interval of every period, cut to the window."""
+    pairs, period = client
+    online = 0.0
+    for repeat in range(int(start // period), int(end // period) + 1):
+        for a, b in pairs:
+            a, b = min(a, period) + repeat * period, min(b, period) + repeat * period
+            online += max(0.0, min(b, end) - max(a, start))
+    return online / (end - start)
+
+
+@pytest.mark.parametrize("most_periods", [32, 0])  # by shelf, and by search
+@settings(max_examples=150, deadline=None)
+@given(
+    clients=st.lists(client(), min_size=1, max_size=6),
+    start=st.floats(0, 20_000),
+    length=st.one_of(st.floats(0.5, 200), st.floats(0.5, 20_000)),
+)
+def test_the_share_is_the_definition(
+    most_periods: int, clients: list[Client], start: float, length: float
+) -> None:
+    trace = make(clients)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_PERIODS", most_periods)
+        assert (trace._shelves is None) == (most_periods == 0)
+    share = trace.share(start, start + length)
+    expected = [share_by_the_book(c, start, start + length) for c in clients]
+    assert share == pytest.approx(expected, abs=1e-7)
+    assert ((share >= -1e-9) & (share <= 1 + 1e-9)).all()
+
+
+def test_both_ways_to_the_share_agree_on_a_large_trace() -> None:
+    trace = large_trace()
+    for start, length in ((0.0, 100.0), (86_300.5, 250.0), (2e6, 90_000.0), (5e5, 2e6)):
+        until = trace._online_until(start + length) - trace._online_until(start)
+        assert trace.share(start, start + length) == pytest.approx(until / length, abs=1e-9)

@@ -9,7 +9,15 @@ import pytest
 
 from fedsuv_plugin.config.keys import JobConfig
 from fedsuv_plugin.traces.availability import Availability
-from fedsuv_plugin.traces.clock import IDLE_SECONDS, Work, durations, energy, fluctuation, settle
+from fedsuv_plugin.traces.clock import (
+    IDLE_SECONDS,
+    Work,
+    durations,
+    energy,
+    fluctuation,
+    settle,
+    transfers,
+)
 from fedsuv_plugin.traces.deadlines import SAMPLES, Participations, participations
 from fedsuv_plugin.traces.population import Population
 
@@ -31,6 +39,9 @@ def test_durations_by_hand() -> None:
     computing, communicating = durations(TWO, WORK, BOTH)
     assert computing == pytest.approx([15.0, 7.5])
     assert communicating == pytest.approx([6.0, 9.0])
+    downloading, uploading = transfers(TWO, WORK, BOTH)
+    assert downloading == pytest.approx([2.0, 1.0])
+    assert uploading == pytest.approx([4.0, 8.0])
 
 
 def test_a_resnet18_round_trip_takes_two_minutes() -> None:
