@@ -20,6 +20,9 @@ play only the rounds of fedcor's warm-up, all with losses, instead of `--rounds`
 after it is in the column `first`: fedcor trains 1000 steps there. Its timed rounds have 100 more
 steps among them, which is the slowest.
 
+lsh and nccb are told the bits of all clients before anything else. That selection, in which nccb
+makes its clusters, is in the column `first`.
+
 refl is told who will be online, at no cost here: `bench_traces.py` times the trace's answer. As
 `refl by history` it learns it from the rounds, which take the same time however many there were.
 
@@ -56,20 +59,42 @@ from fedsuv_plugin.selectors.base import (
 from fedsuv_plugin.selectors.baselines.afl import Afl, AflParams
 from fedsuv_plugin.selectors.baselines.divfl import Divfl, DivflParams
 from fedsuv_plugin.selectors.baselines.fedcor import FedCor, FedCorParams
+from fedsuv_plugin.selectors.baselines.lsh import Lsh, LshParams
+from fedsuv_plugin.selectors.baselines.nccb import Nccb, NccbParams
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.refl import HISTORY, TRACE, Refl, ReflParams
-from fedsuv_plugin.selectors.signals import ACCURACY_GAIN, DIRECTION, LOSS
+from fedsuv_plugin.selectors.signals import (
+    ACCURACY_GAIN,
+    DIRECTION,
+    FINGERPRINT,
+    FINGERPRINT_BITS,
+    LOSS,
+)
 
 COHORT = 20
 SECONDS = 100.0  # of a round
 SIZES = (1_000, 3_500, 10_000, 100_000, 1_000_000)
 BUNDLED = "bundled oort"
 BY_HISTORY = "refl by history"
-NAMES = ("fedsuv", "oort", "random", "divfl", "afl", "fedcor", "refl", BY_HISTORY, BUNDLED)
+NAMES = (
+    "fedsuv",
+    "oort",
+    "random",
+    "divfl",
+    "afl",
+    "fedcor",
+    "lsh",
+    "nccb",
+    "refl",
+    BY_HISTORY,
+    BUNDLED,
+)
 ASKING = ("afl", "fedcor")  # they ask for losses and play their own warm-up
+HASHING = ("lsh", "nccb")  # they ask for fingerprints, once
 PARAMETERS = 10_000  # of the model whose directions divfl gets
 DIVFL_CLIENTS = 10_000  # at most
+KINDS = 20  # of clients; the bits of a client differ from its kind's in 10 of 64
 
 
 class World:
@@ -113,11 +138,19 @@ class World:
         )
 
     def answered(self, selector: Selector, view: RoundView) -> RoundView:
-        """The view with everyone's loss, if the selector asks for it; it falls with the rounds."""
+        """The view with everyone's loss, which falls with the rounds, or everyone's bits.
+
+        It has what the selector asks for."""
         question = selector.probe(view)
-        if question is None or question.kind != LOSS:
+        if question is None:
             return view
         rng = np.random.default_rng([4, view.round])
+        if question.kind == FINGERPRINT:
+            kinds = rng.integers(0, 2, (KINDS, FINGERPRINT_BITS), np.uint8)
+            bits = kinds[np.arange(len(self.clients)) % KINDS]
+            bits ^= rng.random(bits.shape, np.float32) < 10 / FINGERPRINT_BITS
+            return replace(view, probe=ProbeAnswer(FINGERPRINT, question.rows, bits))
+        assert question.kind == LOSS
         common = rng.normal(size=(4, 1)) * np.stack([self._utility**i for i in range(4)]) / 4**3
         loss = 2 * 0.99**view.round + 0.01 * common.sum(axis=0)
         loss += 0.01 * rng.normal(size=len(self.clients))
@@ -190,6 +223,10 @@ def make(name: str, clients: ClientTable) -> Any:
         return Afl(AflParams(), clients, rng)
     if name == "fedcor":
         return FedCor(FedCorParams(), clients, rng)
+    if name == "lsh":
+        return Lsh(LshParams(), clients, rng)
+    if name == "nccb":
+        return Nccb(NccbParams(), clients, rng)
     if name in ("refl", BY_HISTORY):
         forecast = HISTORY if name == BY_HISTORY else TRACE
         return Refl(ReflParams(forecast=forecast), clients, rng)
@@ -213,6 +250,12 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
     world = World(n, directions=name == "divfl")
     selector: Selector | BundledOort = make(name, world.clients)
     asks = name in ASKING
+    first = None
+    if name in HASHING:
+        view = world.answered(selector, world.view(1))
+        begin = time.perf_counter()
+        selector.select(view, COHORT)
+        first = time.perf_counter() - begin
     if asks:
         rounds = FedCorParams().warmup + 1
         for t in range(1, rounds + 1):
@@ -235,7 +278,7 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
         seconds.append(selecting + time.perf_counter() - begin)
     return {
         "seconds": seconds[-(timed - 1) :],
-        "first": seconds[0],
+        "first": seconds[0] if first is None else first,
         "slowest": max(seconds[0 if play and not asks else 1 :]),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
