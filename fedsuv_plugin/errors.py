@@ -19,3 +19,14 @@ def require(ok: bool, key: str, expected: str, got: object) -> None:
     """
     if not ok:
         raise UserError(f"{key}: expected {expected}, got {got!r}")
+
+
+def shown(text: object, longest: int = 300) -> str:
+    """Text of somebody else, fit for a terminal and a log: one line, escaped and cut.
+
+    >>> shown("\\x1b[2Jgone\\n")
+    '\\\\x1b[2Jgone\\\\n'
+    """
+    start = str(text)[: longest + 1]
+    cut = f"{start[:longest]}..." if len(start) > longest else start
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from fedsuv_plugin.engine.rounds import Late, Played
     from fedsuv_plugin.experiments.frames import Frames
 
+SAFE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it is there
 Records = list[dict[str, Any]]  # the lines of rounds.jsonl or metrics.jsonl
+BLOCK = 1 << 16  # bytes that hold the last line, but for rounds of very many clients
 FORMAT = 4  # of a run directory; those of version 0.1 have none
 
 
@@ -146,7 +148,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not (path / "config.yml").is_file():
         raise UserError(f"{path}: not a run directory (it has no config.yml)")
-    content = yaml.safe_load((path / "config.yml").read_text())
+    content = yaml.load((path / "config.yml").read_text(), Loader=SAFE)
     settings = {key: value for entry in content["job_conf"] for key, value in entry.items()}
     return Run(path, settings, environment_of(path))
 
@@ -163,9 +165,18 @@ def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _last_line(path: Path) -> dict[str, Any] | None:
-    """The last of them; the others are not decoded, which is what takes time."""
-    last = deque(_texts(path), maxlen=1)
-    return json.loads(last[0]) if last else None
+    """The last of them; the file is read from its end, as far as is needed."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        read = 0
+        while True:
+            read = min(max(2 * read, BLOCK), size)
+            file.seek(size - read)
+            lines = file.read(read).split(b"\n")[:-1]  # after the last newline nothing is complete
+            if len(lines) > 1 or read == size:
+                return json.loads(lines[-1].decode(errors="replace")) if lines else None
 
 
 def _texts(path: Path) -> Iterator[str]:

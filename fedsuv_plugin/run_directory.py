@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import yaml
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.config.job_file import by_full_path, load_job
@@ -122,14 +122,14 @@ class RunDirectory:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         self._checkpoint.parent.mkdir(exist_ok=True)
-        content = safe_pickle.dumps({"format": FORMAT, **state})
+        content = wire.encode({"format": FORMAT, **state}, "checkpoint")
         replace_file(self._checkpoint, lambda file: file.write(content))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         if not self._checkpoint.is_file():
             return None
-        with self._checkpoint.open("rb") as file:
-            state: dict[str, Any] = safe_pickle.load(file)
+        # In a bytearray, so that the arrays can be written to.
+        state: dict[str, Any] = wire.decode(bytearray(self._checkpoint.read_bytes()))
         if state.get("format") != FORMAT:
             raise UserError(
                 f"{self._checkpoint}: written by another version of fedsuv_plugin; start the job "

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pickle
 import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,12 +17,16 @@ import torch
 from conftest import DEVICES, install
 
 from fedsuv_plugin.config.argv import Place
+from fedsuv_plugin.config.fingerprint import fingerprint
 from fedsuv_plugin.config.job import Job
-from fedsuv_plugin.config.resolved import resolve
+from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.client import PluginClient
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.executor_pool import ExecutorPool
+from fedsuv_plugin.engine.grpc_channel import GrpcChannel
+from fedsuv_plugin.engine.grpc_service import GrpcService
+from fedsuv_plugin.engine.launchers.processes import free_port
 from fedsuv_plugin.engine.stock import commons
 from fedsuv_plugin.engine.task import NOTHING, Result, Task
 from fedsuv_plugin.selectors.base import RoundOutcome, RoundView, Selector
@@ -176,3 +181,39 @@ class Worker(threading.Thread):
             except Exception as error:
                 result = Result(task.number, task.kind, None, str(error))
             self._pool.deliver(self.executor, result)
+
+
+# ---- over gRPC
+
+TOKEN = "the-secret-of-these-tests"
+SIZES = np.array([5, 5])  # of the clients, as these executors report them
+
+
+class Served(NamedTuple):
+    """A pool that is served, and an executor's connection to it."""
+
+    pool: ExecutorPool
+    channel: GrpcChannel
+    job: ResolvedJob
+
+
+@contextmanager
+def served_pool(job: Job, token: str | None = TOKEN) -> Iterator[Served]:
+    """A pool with the timeouts of the job, on a free port of this machine."""
+    resolved = resolve(job).with_values(ps_port=free_port())
+    config = resolved.config
+    pool = ExecutorPool(config.executor_timeout, config.connection_timeout)
+    with GrpcService(pool, resolved, token):
+        channel = GrpcChannel(config, token)
+        channel.connect_to_server()
+        yield Served(pool, channel, resolved)
+        channel.close_sever_connection()
+        for lease in list(pool._leases.values()):  # so that nobody waits for them to say goodbye
+            pool.give_up(lease, "the test is over")
+        pool.shut_down()
+
+
+def register(served: Served, **values: object) -> None:
+    """Executor 1 registers, for this job unless other values are given."""
+    info = {"size": SIZES, "job": fingerprint(served.job), **values}
+    served.channel.register("1", info, timeout=60)

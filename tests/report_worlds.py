@@ -1,7 +1,7 @@
 """A comparison made by hand, whose numbers can be worked out on paper.
 
 Every run has 10 rounds of 10 s, evaluated after 0, 5 and 10; the target is 80 %. In every round
-clients 1 and 2 of 4 are asked, and 1 is in time."""
+clients 1 and 2 of 4 are asked, and 1 is in time; in the first both are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsuv_plugin.experiments.results import Results, RunResult, results_of, run_result
+from fedsuv_plugin.experiments.results import Results, RunResult, label_of, results_of, run_result
 
 TARGET = 0.8
 ROUNDS = 10
@@ -23,7 +23,8 @@ ACCURACY: dict[str, Sequence[tuple[float, float]]] = {
     "never": [(0.1, 0.2), (0.1, 0.2), (0.1, 0.2)],
     "one seed": [(0.5, 0.85)],
 }
-REASON = "it has <b>no</b> data & more"
+REASON = "/home/ann/study/data has <b>no</b> data & more"
+SHOWN_REASON = "…/study/data has <b>no</b> data & more"
 
 
 def write_run(
@@ -31,14 +32,22 @@ def write_run(
 ) -> None:
     """A run directory of `last` rounds with evaluations at equal distances, from 0.1 on."""
     path.mkdir(parents=True)
-    settings = {"seed": seed, "rounds": last, "data_set": "by_hand", "round_deadline": 60, **keys}
+    settings = {
+        "seed": seed,
+        "rounds": last,
+        "data_set": "by_hand",
+        "device_conf_file": "/home/ann/a study/device_traces/small.npz",
+        "log_path": "/home/ann/runs",
+        "round_deadline": 60,
+        **keys,
+    }
     content = {"job_conf": [{key: value} for key, value in settings.items()]}
     (path / "config.yml").write_text(yaml.safe_dump(content))
     environment = {
         "clients": 4,
         "wall_seconds": 2.5,
         "git_revision": "abc123",
-        "command": ["fedsuv", "run"],
+        "command": ["fedsuv", "run", "--set", "data_dir=/home/ann/data/mnist"],
         "packages": {"fedsuv_plugin": "0.1.0"},
     }
     (path / "environment.json").write_text(json.dumps(environment))
@@ -58,7 +67,7 @@ def _round(number: int) -> dict[str, object]:
         "clock": 10.0 * number,
         "duration": 10.0,
         "asked": [1, 2],
-        "valid": [1],
+        "valid": [1, 2] if number == 1 else [1],
         "select_seconds": 0.002,
         "client_time": 8.0,
         "energy_joules": 3.0,
@@ -81,3 +90,25 @@ def by_hand(folder: Path) -> Results:
     runs.append(run_result("broken", broken, 0, folder / "broken" / "seed0", TARGET, REASON))
     runs.append(run_result("broken", broken, 1, folder / "broken" / "seed1", TARGET, None))
     return results_of("by_hand", runs, ["sample_mode"], ("sample_mode", "random"), TARGET)
+
+
+# Accuracy after rounds 5 and 10 of two seeds, by selector and partition_alpha.
+UNDER_CONDITIONS: dict[tuple[str, float], Sequence[tuple[float, float]]] = {
+    ("random", 0.1): [(0.5, 0.8), (0.4, 0.7)],  # mean .75, the better under 0.1
+    ("random", 1.0): [(0.6, 0.8), (0.7, 0.85)],
+    ("oort", 0.1): [(0.2, 0.7), (0.2, 0.7)],
+    ("oort", 1.0): [(0.8, 0.9), (0.8, 0.95)],  # the better under 1
+}
+
+
+def under_conditions(folder: Path) -> Results:
+    """Two selectors under two conditions; the reference is `random` under the same."""
+    runs: list[RunResult] = []
+    for (selector, alpha), seeds in UNDER_CONDITIONS.items():
+        keys: dict[str, object] = {"sample_mode": selector, "partition_alpha": alpha}
+        for seed, accuracies in enumerate(seeds):
+            path = folder / f"{selector}-{alpha}" / f"seed{seed}"
+            write_run(path, keys, seed, accuracies)
+            runs.append(run_result(label_of(keys), keys, seed, path, TARGET, None))
+    by = ["sample_mode", "partition_alpha"]
+    return results_of("conditions", runs, by, ("sample_mode", "random"), TARGET)

@@ -24,7 +24,7 @@ from fedsuv_plugin.config.job_file import load_job
 from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.errors import UserError
-from fedsuv_plugin.records import FORMAT, finite_or_none, read_run
+from fedsuv_plugin.records import BLOCK, FORMAT, finite_or_none, read_run
 from fedsuv_plugin.run_directory import RunDirectory
 
 # ---- a job that died goes on
@@ -181,6 +181,21 @@ def test_a_run_is_read_up_to_the_line_that_was_not_written_to_its_end(job: MakeJ
     with (path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 5, "clo')
     assert read_run(path).rounds == whole.rounds
+
+
+@pytest.mark.parametrize("width", [1, BLOCK - 40, BLOCK, 3 * BLOCK])
+def test_whether_a_run_is_finished_is_read_from_the_end_of_its_files(
+    tmp_path: Path, width: int
+) -> None:
+    """Lines may be longer than what is read at a time."""
+    (tmp_path / "config.yml").write_text("job_conf: [{rounds: 3}]")
+    lines = [json.dumps({"round": n, "pad": "x" * width}) + "\n" for n in (1, 2, 3)]
+    file = tmp_path / "rounds.jsonl"
+    for content, finished in (("", False), (lines[0], False), ("".join(lines), True)):
+        file.write_text(content)
+        assert read_run(tmp_path).finished is finished
+    file.write_text("".join(lines)[:-1])  # the last line was not written to its end
+    assert not read_run(tmp_path).finished
 
 
 def test_a_run_that_has_not_begun_has_no_rounds(job: MakeJob) -> None:

@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
             f"fedsuv: {error}; resume with: fedsuv run --resume {directory.path}", file=sys.stderr
         )
         return 1
+    except KeyboardInterrupt:  # pressed twice: the round is not finished, and will be done again
+        finished = False
     progress.end()
     if not finished:
         print(f"stopped; resume with: fedsuv run --resume {directory.path}", file=sys.stderr)

@@ -14,11 +14,19 @@ from typing import Any
 import yaml
 
 from fedsuv_plugin.config.job import Job, make_job
+from fedsuv_plugin.config.keys import TLS_KEYS
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import refuse_unknown
 
 # Keys that name files; only_clients may.
-FILES = ("device_conf_file", "device_avail_file", "data_map_file", "data_dir", "only_clients")
+FILES = (
+    "device_conf_file",
+    "device_avail_file",
+    "data_map_file",
+    "data_dir",
+    "only_clients",
+    *TLS_KEYS,
+)
 TOP_LEVEL = (
     "ps_ip",
     "worker_ips",

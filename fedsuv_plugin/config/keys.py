@@ -16,6 +16,8 @@ FIXED = {
     "model_zoo": ("torchcv",),
 }
 
+TLS_KEYS = ("tls_cert", "tls_key", "tls_ca")  # all of them are set, or none
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig(TaskKeys, RunKeys):
@@ -30,6 +32,9 @@ class JobConfig(TaskKeys, RunKeys):
         name = self.job_name
         plain = name.strip() not in ("", ".", "..") and not set(name) & {"/", "\\"}
         require(plain, "job_name", "the name of a folder", name)
+        given = {key for key in TLS_KEYS if getattr(self, key) is not None}
+        if missing := [key for key in TLS_KEYS if given and key not in given]:
+            require(False, missing[0], f"a file, because {min(given)} is set", None)
 
     def learning_rate_in(self, round_number: int) -> float:
         """FedScale's decay, as a function of the round alone."""

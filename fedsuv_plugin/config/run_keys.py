@@ -33,7 +33,26 @@ class RunKeys(Params):
     ps_ip: str = param("127.0.0.1", "address the aggregator binds to and executors connect to")
     ps_port: int = param(29500, "port of the aggregator", low=1, high=65535)
     connection_timeout: int = param(
-        60, "seconds an executor tries to reach the aggregator, and to be waited for", low=1
+        60,
+        "seconds an executor tries to reach the aggregator, and a job without executors waits for "
+        "one",
+        low=1,
+    )
+    executor_timeout: float = param(
+        30.0,
+        "seconds of silence after which an executor is given up and its tasks go to the others",
+        above=0,
+    )
+    insecure: bool = param(
+        False,
+        "without a secret (FEDSUV_TOKEN_FILE), listen on ps_ip even if other machines reach it",
+    )
+    tls_cert: str | None = param(
+        None, "TLS between the hosts: file with the aggregator's certificate, which names ps_ip"
+    )
+    tls_key: str | None = param(None, "file with the key of tls_cert, on the aggregator's host")
+    tls_ca: str | None = param(
+        None, "file with the certificates by which executors know the aggregator's"
     )
 
     # selection

@@ -7,26 +7,32 @@ Runnable as a script, as FedScale's driver starts it:
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import grpc
 import numpy as np
 import torch
 
 from fedsuv_plugin.config.argv import Place, from_argv
+from fedsuv_plugin.config.fingerprint import fingerprint
 from fedsuv_plugin.config.resolved import ResolvedJob, resolve
 from fedsuv_plugin.engine import fedscale_env
 from fedsuv_plugin.engine.client import PluginClient
-from fedsuv_plugin.engine.grpc_service import GrpcChannel
+from fedsuv_plugin.engine.grpc_channel import AggregatorGone, GrpcChannel, OutOfTouch
+from fedsuv_plugin.engine.interrupts import on_interrupt
+from fedsuv_plugin.engine.secret import token_of_environment
 from fedsuv_plugin.engine.signals import FOR_MANY, Local, Measurements
 from fedsuv_plugin.engine.stock import Executor, commons
 from fedsuv_plugin.engine.task import PROBE, TEST, TRAIN, Event, Result, Task
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.signals import SIGNALS
 from fedsuv_plugin.tasks.federated_data import FederatedData, Samples, initial_model
+
+GONE_GRACE = 1.0  # seconds in which an executor without an aggregator may end by itself
 
 
 class Channel(Protocol):
@@ -42,13 +48,13 @@ class Channel(Protocol):
 class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
     """Waits for events instead of polling, and trains from memory."""
 
-    def __init__(self, job: ResolvedJob, place: Place, channel: Channel | None = None):
+    def __init__(self, job: ResolvedJob, place: Place, channel: Channel):
         self.job = job
         args = fedscale_env.namespace(job, place)
         self.device = _device(args)
         with fedscale_env.model_from(lambda: initial_model(job.config).to(self.device)):
             super().__init__(args)
-        self.aggregator_communicator = channel or GrpcChannel(args.ps_ip, args.ps_port)
+        self.aggregator_communicator = channel
         self._global_weights: list[np.ndarray] = []
         self._work: Mapping[str, Callable[[Task], dict[int, Any]]] = {
             TRAIN: self._train,
@@ -76,13 +82,20 @@ class PluginExecutor(Executor):  # type: ignore[misc]  # FedScale has no types
         self.setup_env()
         self.training_sets, self.testing_sets = self.init_data()
         self.setup_communication()
-        self.aggregator_communicator.register(
-            self.executor_id, self.report_executor_info_handler(), self.args.connection_timeout
-        )
+        self.register()
+
+    def register(self) -> None:
+        """Take part. The aggregator sends the model anew, and knows of no task that is out."""
+        info = {**self.report_executor_info_handler(), "job": fingerprint(self.job)}
+        self.aggregator_communicator.register(self.executor_id, info, self.args.connection_timeout)
 
     def event_monitor(self) -> None:
         while not self.received_stop_request:
-            self.step()
+            try:
+                self.step()
+            except OutOfTouch as error:
+                logging.warning("out of touch with the aggregator (%s); registering again", error)
+                self.register()
 
     def step(self) -> None:
         """See one event through, and those that the answers to its results bring."""
@@ -179,21 +192,35 @@ def _device(args: Namespace) -> torch.device:
     return torch.device(args.cuda_device or "cuda:0")
 
 
-def main(argv: list[str]) -> int:
-    """An executor process; what goes wrong goes to stderr and the exit code."""
+def main(argv: list[str], token: str | None = None) -> int:
+    """An executor process; what goes wrong goes to stderr and the exit code.
+
+    Without a token it looks for one where FedScale's driver can leave it."""
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s executor: %(message)s"
     )
     try:
         job, place = from_argv(argv)
-        PluginExecutor(resolve(job), place).run()
+        channel = GrpcChannel(job.config, token or token_of_environment(), on_gone=_end_soon)
+        with on_interrupt(lambda: "executor: works on until the aggregator ends the job"):
+            PluginExecutor(resolve(job), place, channel).run()
     except UserError as error:
         print(f"executor: {error}", file=sys.stderr)
         return 2
-    except grpc.RpcError as error:
-        print(f"executor: the aggregator is gone ({error.code().name})", file=sys.stderr)
+    except AggregatorGone as error:
+        print(f"executor: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("executor: stopped", file=sys.stderr)
+        return 130
     return 0
+
+
+def _end_soon() -> None:
+    """End this process, which has no aggregator any more, even if it is in the middle of a task."""
+    if not threading.Event().wait(GONE_GRACE):
+        print("executor: the aggregator is gone", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Judge:
     def test(self, samples: int | None) -> list[Chunk]:
         """The model on the first samples of the test set (none: all), chunk by chunk."""
         chunks: dict[int, Chunk] = {}
-        every = len(self._pool)  # executors share the chunks
+        every = self._pool.shares  # executors share the chunks
         tasks = [
             self._pool.task(TEST, samples=samples, first=first, every=every)
             for first in range(every)

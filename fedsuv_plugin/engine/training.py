@@ -60,7 +60,7 @@ def ask_together(pool: ExecutorPool, kind: str, clients: np.ndarray) -> dict[int
         clients[start : start + CLIENTS_AT_ONCE]
         for start in range(0, len(clients), CLIENTS_AT_ONCE)
     ]
-    every = min(len(pool), len(groups))
+    every = min(pool.shares, len(groups))
     tasks = [
         pool.task(PROBE, np.concatenate(groups[first::every]), probe=kind) for first in range(every)
     ]

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsuv_plugin.experiments.cohorts import Cohorts, cohorts_of
+from fedsuv_plugin.experiments.curves import Curve, curve_of
 from fedsuv_plugin.records import Records, Run
 
 NAN = float("nan")
@@ -133,11 +135,19 @@ MEASURES = (
     Measure(
         "valid_share",
         "valid / asked",
-        "share of those asked whose update was merged",
+        "share of those asked whose update was merged in the same round",
         better=1,
         digits=1,
         share=True,
         short=True,
+    ),
+    Measure(
+        "late_share",
+        "late / asked",
+        "share of those asked whose update was merged in a later round",
+        better=0,
+        digits=1,
+        share=True,
     ),
     Measure(
         "wasted_share",
@@ -185,52 +195,23 @@ BY_NAME = {measure.name: measure for measure in MEASURES}
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
-    """The evaluations of a run, and what had been spent by each; arrays are aligned."""
+class Measured:
+    """A run that has at least one evaluation, in numbers."""
 
-    round: np.ndarray
-    seconds: np.ndarray  # virtual
-    client_seconds: np.ndarray
-    joules: np.ndarray
-    megabytes: np.ndarray
-    accuracy: np.ndarray
+    run: Run
+    values: Mapping[str, float]  # by the names of `MEASURES`
+    curve: Curve
+    cohorts: Cohorts
 
 
-def curve_of(rounds: Records, metrics: Records) -> Curve:
-    """Evaluations with the costs of all rounds up to each; costs not recorded are NaN."""
-    numbers = np.array([r["round"] for r in rounds])
-    spent = {name: np.cumsum([_cost(r, name) for r in rounds]) for name in COSTS}
-    at = np.searchsorted(numbers, [m["round"] for m in metrics], side="right")
-
-    def upto(name: str) -> np.ndarray:
-        return np.concatenate([[0.0], spent[name]])[at]
-
-    return Curve(
-        round=np.array([m["round"] for m in metrics]),
-        seconds=np.array([m["clock"] for m in metrics], float),
-        client_seconds=upto("client_time"),
-        joules=upto("energy_joules"),
-        megabytes=upto("megabytes"),
-        accuracy=np.array([m["accuracy"] for m in metrics], float),
-    )
-
-
-COSTS = ("client_time", "energy_joules", "megabytes")
-
-
-def _cost(record: Mapping[str, Any], name: str) -> float:
-    """What a round cost its clients, training and probing together."""
-    return float(record.get(name, NAN)) + float(record.get("probing", {}).get(name, NAN))
-
-
-def measure(run: Run, target: float | None) -> tuple[Curve, dict[str, float]]:
-    """The curve of a run that has at least one evaluation, and every number of `MEASURES`."""
+def measure(run: Run, target: float | None) -> Measured:
+    """Every number of a run; its records are read once, which takes most of the time."""
     rounds = run.rounds
     metrics = run.metrics
     curve = curve_of(rounds, metrics)
-    asked = [np.array(r["asked"], np.int64) for r in rounds]
-    n_asked = sum(len(ids) for ids in asked)
-    times_asked = np.bincount(np.concatenate([*asked, np.zeros(0, np.int64)]))
+    cohorts = cohorts_of(rounds)
+    n_asked = len(cohorts.asked)
+    times_asked = np.bincount(cohorts.asked.ids)
     clients = int(run.environment.get("clients", np.count_nonzero(times_asked)))
     probing = _total(rounds, lambda r: r["probing"]["client_time"])
     worked = _total(rounds, lambda r: r["client_time"])
@@ -242,7 +223,8 @@ def measure(run: Run, target: float | None) -> tuple[Curve, dict[str, float]]:
         "joules": float(curve.joules[-1]) or NAN,  # without power in the trace none are known
         "megabytes": float(curve.megabytes[-1]),
         "probing_share": _ratio(probing, worked + probing),
-        "valid_share": _ratio(sum(len(r["valid"]) for r in rounds), n_asked),
+        "valid_share": _ratio(len(cohorts.valid), n_asked),
+        "late_share": _ratio(_total(rounds, lambda r: len(r["late"])), n_asked),
         "wasted_share": _ratio(_total(rounds, lambda r: r["wasted"]["client_time"]), worked),
         "asked_share": _ratio(int(np.count_nonzero(times_asked)), clients),
         "jain": _ratio(
@@ -253,7 +235,7 @@ def measure(run: Run, target: float | None) -> tuple[Curve, dict[str, float]]:
         "wall_seconds": float(run.environment.get("wall_seconds", NAN)),
     }
     found |= _to_target(curve, target)
-    return curve, {m.name: found[m.name] for m in MEASURES}
+    return Measured(run, {m.name: found[m.name] for m in MEASURES}, curve, cohorts)
 
 
 def _to_target(curve: Curve, target: float | None) -> dict[str, float]:

@@ -10,21 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsuv_plugin.experiments.measures import MEASURES, Curve, measure
+from fedsuv_plugin.experiments.cohorts import Cohorts
+from fedsuv_plugin.experiments.curves import Curve
+from fedsuv_plugin.experiments.measures import MEASURES, Measured, measure
 from fedsuv_plugin.experiments.statistics import Paired, Spread, adjusted, paired, spread
 from fedsuv_plugin.records import Run, read_run
 
 Keys = Mapping[str, object]  # the keys that make a variant, and their values
 SELECTOR = "sample_mode"  # the key that is varied most
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """What came out of a finished run."""
-
-    run: Run
-    values: Mapping[str, float]  # by measure
-    curve: Curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +30,7 @@ class RunResult:
     path: Path
     status: str  # finished, unfinished, failed or missing
     reason: str = ""  # why it failed
-    done: Done | None = None  # what came out, if it is finished
+    done: Measured | None = None  # what came out, if it is finished
 
     @property
     def finished(self) -> bool:
@@ -57,6 +50,11 @@ class RunResult:
     def curve(self) -> Curve:
         assert self.done is not None
         return self.done.curve
+
+    @property
+    def cohorts(self) -> Cohorts:
+        assert self.done is not None
+        return self.done.cohorts
 
     @property
     def stopped_early(self) -> bool:
@@ -89,7 +87,7 @@ class Results:
     """A whole comparison."""
 
     title: str  # the job's name
-    variants: Sequence[VariantResult]  # in the order of the grid
+    variants: Sequence[VariantResult]  # in the order of the grid, by condition
     by: Sequence[str]  # the keys that are varied
     settings: Mapping[str, Any]  # the keys that all runs have in common
     target: float | None = None
@@ -106,6 +104,19 @@ class Results:
     def variant(self, label: str) -> VariantResult:
         return next(each for each in self.variants if each.label == label)
 
+    @property
+    def conditions(self) -> dict[str, list[VariantResult]]:
+        """The variants under each condition: they differ only in the key that is compared."""
+        found: dict[str, list[VariantResult]] = {}
+        for variant in self.variants:
+            found.setdefault(condition_of(variant.keys), []).append(variant)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared under each condition, such as the selectors."""
+        return list(dict.fromkeys(name_of(variant.keys) for variant in self.variants))
+
 
 def label_of(keys: Keys) -> str:
     """A variant's name: the selector's alone, if nothing else is varied.
@@ -113,17 +124,48 @@ def label_of(keys: Keys) -> str:
     >>> label_of({"sample_mode": "oort", "partition_alpha": 0.1})
     'oort, partition_alpha=0.1'
     """
-    parts = [str(v) if key == SELECTOR else f"{key}={v}" for key, v in keys.items()]
-    return ", ".join(parts) or "job"
+    return _joined(keys) or "job"
+
+
+def _joined(keys: Keys) -> str:
+    return ", ".join(str(v) if key == SELECTOR else f"{key}={v}" for key, v in keys.items())
+
+
+def compared_key(keys: Iterable[str]) -> str | None:
+    """Of the varied keys, the one that is compared; the others are the conditions.
+
+    It is the selector, if that is varied, else the first."""
+    keys = list(keys)
+    return SELECTOR if SELECTOR in keys else next(iter(keys), None)
+
+
+def name_of(keys: Keys) -> str:
+    """A variant's name among those under the same condition.
+
+    >>> name_of({"sample_mode": "oort", "partition_alpha": 0.1})
+    'oort'
+    """
+    key = compared_key(keys)
+    return label_of({} if key is None else {key: keys[key]})
+
+
+def condition_of(keys: Keys) -> str:
+    """What a variant has in common with those it is compared with; nothing if one key is varied.
+
+    >>> condition_of({"sample_mode": "oort", "partition_alpha": 0.1})
+    'partition_alpha=0.1'
+    """
+    compared = compared_key(keys)
+    return _joined({key: value for key, value in keys.items() if key != compared})
 
 
 def reference_of(
     vary: Mapping[str, Sequence[object]], wanted: object = None
 ) -> tuple[str, object] | None:
-    """The key by which variants are compared, and its value in the reference.
+    """The key that is compared, and its value in the reference.
 
     Unless one is wanted, it is the selector `random` or, without that, the first value."""
-    key = SELECTOR if SELECTOR in vary else next(iter(vary), None)
+    key = compared_key(vary)
     if key is None:
         return None
     values = list(vary[key])
@@ -143,8 +185,7 @@ def run_result(
     run = read_run(path)
     if not run.finished:
         return RunResult(label, keys, seed, path, "unfinished")
-    curve, values = measure(run, target)
-    return RunResult(label, keys, seed, path, "finished", "", Done(run, values, curve))
+    return RunResult(label, keys, seed, path, "finished", done=measure(run, target))
 
 
 def results_of(
@@ -158,12 +199,14 @@ def results_of(
     """The runs by variant, each variant against its reference.
 
     `reference` is a varied key and its value: a variant is compared with the one that has this
-    value and otherwise the same keys."""
+    value and otherwise the same keys. Variants under the same condition follow one another."""
     rows: dict[str, list[RunResult]] = {}
     for run in runs:
         rows.setdefault(run.label, []).append(run)
     variants = {label: _variant(label, found) for label, found in rows.items()}
+    conditions = list(dict.fromkeys(condition_of(each.keys) for each in variants.values()))
     compared = _against_references(variants, reference)
+    compared.sort(key=lambda variant: conditions.index(condition_of(variant.keys)))
     measured = [run.run.settings for found in rows.values() for run in found if run.finished]
     return Results(title, compared, by, _in_common(measured), target, _notes(compared, notes))
 

@@ -159,6 +159,5 @@ def in_words(found: Paired) -> str:
             f"{found.n} seeds are too few to tell"
         )
     if np.isfinite(found.p_adjusted) and found.p_adjusted < 1 - CONFIDENCE:
-        side = "ahead" if found.better * found.difference > 0 else "behind"
-        return f"{side}, beyond chance (p = {found.p_adjusted:.2g})"
+        return f"{'ahead' if found.better * found.difference > 0 else 'behind'}, beyond chance"
     return f"better in {found.wins} of {found.n} seeds, worse in {found.losses}; may be chance"

@@ -13,13 +13,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from fedsuv_plugin.lifeline import end_with
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -143,7 +144,9 @@ def _serve(connection: Connection, work: Work[Any, Any], log: Path | None) -> No
     # Ctrl-C is for the process that started us; it passes it on to those who are working.
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with(parent.sentinel)
     if log is not None:
         _print_to(log)
     _one_thread()
@@ -179,13 +182,6 @@ def _sendable(error: Exception) -> Exception:
     except Exception:  # an exception class may fail in any way when it is made anew
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
 
 
 def _print_to(log: Path) -> None:

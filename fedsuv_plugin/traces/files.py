@@ -5,6 +5,7 @@ Our format is described in device_traces/README.md. No array in it is a pickled 
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,7 @@ def write_capacity(trace: Trace, path: str | Path) -> None:
     if trace.devices is None or trace.device_ids is None:
         raise UserError(f"{path}: the trace holds no devices to export; leave out --capacity")
     content = capacity_of(trace.devices, trace.device_ids)
-    replace_file(path, lambda f: f.write(safe_pickle.dumps(content)))
+    replace_file(path, lambda f: pickle.dump(content, f))
 
 
 def write_behaviour(trace: Trace, path: str | Path) -> None:
@@ -88,7 +89,7 @@ def write_behaviour(trace: Trace, path: str | Path) -> None:
             f"{path}: the trace holds no availability to export; leave out --availability"
         )
     content = behaviour_of(trace.users)
-    replace_file(path, lambda f: f.write(safe_pickle.dumps(content)))
+    replace_file(path, lambda f: pickle.dump(content, f))
 
 
 def _device_arrays(trace: Trace) -> dict[str, np.ndarray]:

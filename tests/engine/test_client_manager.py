@@ -16,7 +16,7 @@ from fedscale.cloud.client_manager import ClientManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsuv_plugin import named, safe_pickle
+from fedsuv_plugin import named, wire
 from fedsuv_plugin.engine.client_manager import SelectorClientManager
 from fedsuv_plugin.engine.fedscale_env import parser_module
 from fedsuv_plugin.engine.feedback import Feedback, Keep, ModelFacts
@@ -145,7 +145,7 @@ def test_a_resumed_manager_goes_on_as_if_nothing_had_happened(name: str) -> None
     whole = manager(name, [10] * 30)
     play(whole, 5, 6)
     whole.finish_round([], 6, None, None)
-    state = safe_pickle.loads(safe_pickle.dumps(whole.state_dict()))
+    state = wire.decode(wire.encode(whole.state_dict()))
     resumed = manager(name, [10] * 30)
     resumed.load_state_dict(state)
     assert play(resumed, 5, 6, seed=9) == play(whole, 5, 6, seed=9)

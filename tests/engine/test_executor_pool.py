@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from engine_worlds import Worker
 
 from fedsuv_plugin.engine import executor_pool
-from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed
+from fedsuv_plugin.engine.executor_pool import ExecutorPool, JobFailed, NotRegistered, Refused
 from fedsuv_plugin.engine.stock import commons
 from fedsuv_plugin.engine.task import NOTHING, TEST, TRAIN, Result, Task
 
@@ -41,6 +42,51 @@ def collect(pool: ExecutorPool, tasks: list[Task]) -> list[Any]:
 
 def ask(pool: ExecutorPool, executor: str) -> Any:
     return pool.next_event(executor, wait=0)
+
+
+def take(pool: ExecutorPool, executor: str) -> Task:
+    """An executor with a model asks for a task and gets one."""
+    return Task.from_event(ask(pool, executor))
+
+
+def joined(pool: ExecutorPool, executor: str) -> None:
+    """An executor registers and gets the model."""
+    pool.admit(executor, SIZES)
+    assert ask(pool, executor).name == commons.UPDATE_MODEL
+
+
+def until_waiting(pool: ExecutorPool, n: int) -> None:
+    """Return when so many tasks wait for an executor."""
+    with pool._lock:
+        assert pool._to_do.wait_for(lambda: len(pool._waiting) == n, timeout=30)
+
+
+@contextmanager
+def running(pool: ExecutorPool, tasks: list[Task]) -> Iterator[list[Any]]:
+    """Tasks are being run by another thread; the list is what came of them, all at the end."""
+    values: list[Any] = []
+    thread = threading.Thread(target=pool.run, args=(tasks, values.append))
+    thread.start()
+    yield values
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def beating(pool: ExecutorPool, *executors: str) -> Iterator[None]:
+    """These executors show that they live, twenty times a second."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.05):
+            for executor in executors:
+                pool.renew(executor)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield
+    over.set()
+    thread.join(30)
 
 
 # ---- tasks
@@ -150,9 +196,10 @@ def test_a_model_is_sent_once_to_each_executor_and_not_with_every_task(pool: Exe
     for executor in ("1", "2"):
         pool.admit(executor, SIZES)
     pool._waiting.extend(numbered(pool, 3))
-    heard = [ask(pool, "1").name for _ in range(3)]
-    assert heard == [commons.UPDATE_MODEL, commons.CLIENT_TRAIN, commons.CLIENT_TRAIN]
-    assert [ask(pool, "2").name for _ in range(2)] == [commons.UPDATE_MODEL, commons.CLIENT_TRAIN]
+    for executor, tasks in (("1", 2), ("2", 1)):
+        assert ask(pool, executor).name == commons.UPDATE_MODEL
+        for _ in range(tasks):
+            pool.deliver(executor, Result(take(pool, executor).number, TRAIN))
     assert ask(pool, "1") == ask(pool, "2") == NOTHING
 
 
@@ -196,8 +243,14 @@ def test_an_executor_waits_for_its_event(pool: ExecutorPool) -> None:
 
 
 def test_an_executor_that_was_never_admitted_is_told_so(pool: ExecutorPool) -> None:
-    with pytest.raises(KeyError, match="executor 9 has not registered"):
-        ask(pool, "9")
+    result = Result(1, TRAIN, "mine")
+    for call in (
+        lambda: ask(pool, "9"),
+        lambda: pool.renew("9"),
+        lambda: pool.deliver("9", result),
+    ):
+        with pytest.raises(NotRegistered, match="executor 9 has not registered"):
+            call()
 
 
 def test_an_executor_that_registers_again_is_the_same_one(pool: ExecutorPool) -> None:
@@ -206,6 +259,33 @@ def test_an_executor_that_registers_again_is_the_same_one(pool: ExecutorPool) ->
     assert len(pool) == 1
     assert pool.sizes.tolist() == [5, 5, 5]
     pool.wait_for_executors(1, timeout=0)
+
+
+def test_one_executor_too_many_is_welcome(pool: ExecutorPool) -> None:
+    for executor in ("1", "2", "3"):
+        pool.admit(executor, SIZES)
+    pool.wait_for_executors(2, timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "difference"),
+    [
+        ([5, 5], "3 clients here, 2 there"),
+        ([5, 4, 6], "client 2 has 5 samples here, 4 there"),
+    ],
+)
+def test_the_clients_sizes_are_those_of_the_first_executor(
+    pool: ExecutorPool, sizes: list[int], difference: str
+) -> None:
+    pool.admit("1", SIZES)
+    with pytest.raises(Refused, match=f"^other data: {difference}$"):
+        pool.admit("2", np.array(sizes))
+    assert pool.sizes.tolist() == [5, 5, 5]
+    assert len(pool) == 1
+    with pytest.raises(
+        JobFailed, match=f"1 came .executor 2 was refused: other data: {difference}"
+    ):
+        pool.wait_for_executors(2, timeout=0)
 
 
 def test_the_job_waits_until_all_executors_are_there(pool: ExecutorPool) -> None:
@@ -219,6 +299,151 @@ def test_executors_that_do_not_come(pool: ExecutorPool) -> None:
     pool.admit("1", SIZES)
     with pytest.raises(JobFailed, match="expected 2 executors within 0.05 s, 1 came"):
         pool.wait_for_executors(2, timeout=0.05)
+
+
+# ---- leases
+
+
+def test_the_task_of_a_silent_executor_goes_to_another_and_counts_once() -> None:
+    """Executor 1 takes the first task and falls silent; later it comes back with a result."""
+    pool = ExecutorPool(executor_timeout=1.0)
+    pool.publish(0, [np.zeros(2)])
+    joined(pool, "1")
+    joined(pool, "2")
+    first, second = numbered(pool, 2)
+    with beating(pool, "2"), running(pool, [first, second]) as values:
+        pool.renew("1")
+        assert Task.from_event(pool.next_event("1", wait=30)).number == first.number
+        pool.deliver("2", Result(take(pool, "2").number, TRAIN, "second of 2"))
+        event = pool.next_event("2", wait=30)
+        assert Task.from_event(event).number == first.number
+        with pytest.raises(NotRegistered, match="executor 1 has not registered, or was given up"):
+            pool.deliver("1", Result(first.number, TRAIN, "first of 1"))
+        pool.deliver("2", Result(first.number, TRAIN, "first of 2"))
+    assert values == ["first of 2", "second of 2"]
+
+
+def test_an_executor_that_shows_that_it_lives_may_work_for_long() -> None:
+    """It works for five times as long as it may be silent."""
+    pool = ExecutorPool(executor_timeout=0.5)
+    pool.publish(0, [np.zeros(2)])
+    joined(pool, "1")
+    tasks = numbered(pool, 1)
+    with beating(pool, "1"), running(pool, tasks) as values:
+        number = Task.from_event(pool.next_event("1", wait=30)).number
+        threading.Event().wait(2.5)
+        pool.deliver("1", Result(number, TRAIN, "late but fine"))
+    assert values == ["late but fine"]
+
+
+def test_one_that_comes_back_is_admitted_again_and_gets_the_model_before_a_task(
+    pool: ExecutorPool,
+) -> None:
+    joined(pool, "1")
+    pool.give_up(pool.renew("1"), "a test")
+    assert len(pool) == 0
+    pool._waiting.extend(numbered(pool, 1))
+    pool.admit("1", SIZES)
+    assert [ask(pool, "1").name for _ in range(2)] == [commons.UPDATE_MODEL, commons.CLIENT_TRAIN]
+
+
+def test_registering_again_gives_back_the_task_that_was_out(pool: ExecutorPool) -> None:
+    """The process was started anew under its id, and knows nothing of a task."""
+    joined(pool, "1")
+    pool._waiting.extend(numbered(pool, 2))
+    first = take(pool, "1").number
+    joined(pool, "1")
+    assert take(pool, "1").number == first
+
+
+def test_an_executor_that_asks_again_has_lost_its_task(pool: ExecutorPool) -> None:
+    """The answer with the task was lost on the way; what has been asked anew counts."""
+    joined(pool, "1")
+    pool._waiting.extend(numbered(pool, 2))
+    first = take(pool, "1").number
+    assert take(pool, "1").number == first
+
+
+def test_a_lease_that_has_ended_does_not_end_the_next_one(pool: ExecutorPool) -> None:
+    """The end of an old connection may be heard of after the executor has come back."""
+    joined(pool, "1")
+    old = pool.renew("1")
+    joined(pool, "1")
+    pool.give_up(old, "its connection ended")
+    assert len(pool) == 1
+
+
+def test_a_call_that_waits_for_an_executor_that_was_given_up_gets_no_task(
+    pool: ExecutorPool,
+) -> None:
+    """Its answer would go nowhere, and the task with it."""
+    joined(pool, "1")
+    caught: list[Exception] = []
+
+    def wait_for_work() -> None:
+        try:
+            pool.next_event("1", wait=30)
+        except NotRegistered as error:
+            caught.append(error)
+
+    waiting = threading.Thread(target=wait_for_work)
+    waiting.start()
+    pool.give_up(pool.renew("1"), "a test")
+    waiting.join(30)
+    assert [str(error) for error in caught] in (
+        ["executor 1 was given up"],
+        ["executor 1 has not registered, or was given up"],  # it asked too late
+    )
+
+
+@pytest.mark.parametrize("number", [1, 99])
+def test_a_result_that_nobody_waits_for_is_dropped(pool: ExecutorPool, number: int) -> None:
+    """Task 1 is out to another executor, and there is no task 99."""
+    joined(pool, "1")
+    joined(pool, "2")
+    (task,) = numbered(pool, 1)
+    assert task.number == 1
+    with running(pool, [task]) as values:
+        until_waiting(pool, 1)
+        take(pool, "1")
+        pool.deliver("2", Result(number, TRAIN, "of 2"))
+        pool.deliver("2", Result(number, TRAIN, None, "a lie"))
+        pool.deliver("1", Result(1, TRAIN, "of 1"))
+        pool.deliver("1", Result(1, TRAIN, "of 1, again"))
+    assert values == ["of 1"]
+    assert not pool._results
+
+
+def test_a_job_with_nobody_left_waits_and_goes_on_with_whoever_comes() -> None:
+    pool = ExecutorPool(executor_timeout=0.2, connection_timeout=30)
+    pool.publish(0, [np.zeros(2)])
+    joined(pool, "1")
+    tasks = numbered(pool, 2)
+    with running(pool, tasks) as values:
+        with pool._lock:
+            assert pool._to_do.wait_for(lambda: not len(pool), timeout=30)
+        joined(pool, "new")
+        with beating(pool, "new"):
+            for _ in tasks:
+                pool.deliver("new", Result(take(pool, "new").number, TRAIN, "new"))
+    assert values == ["new", "new"]
+
+
+def test_a_job_with_nobody_left_ends_with_the_reason() -> None:
+    pool = ExecutorPool(executor_timeout=0.1, connection_timeout=0.2)
+    joined_at_first = ("1", "2")
+    for executor in joined_at_first:
+        pool.admit(executor, SIZES)
+    reason = r"no executor is left \(executor 2: silent for 0.1 s\), and none came within 0.2 s; "
+    with pytest.raises(JobFailed, match=f"^{reason}see connection_timeout$"):
+        collect(pool, numbered(pool, 1))
+
+
+def test_work_is_divided_by_those_who_are_there(pool: ExecutorPool) -> None:
+    assert pool.shares == 1  # nobody is, but somebody may come
+    for n, executor in enumerate(("1", "2", "3"), start=1):
+        pool.admit(executor, SIZES)
+        assert pool.shares == n
 
 
 # ---- errors and the end
@@ -279,8 +504,25 @@ def test_nobody_waits_for_ever_for_an_executor_that_is_gone(pool: ExecutorPool) 
     pool.shut_down()
 
 
+def test_nobody_waits_for_an_executor_in_the_middle_of_a_task(
+    pool: ExecutorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_pool, "GOODBYE_SECONDS", 600)
+    joined(pool, "1")
+    pool._waiting.extend(numbered(pool, 1))
+    take(pool, "1")
+    pool.shut_down()
+    assert ask(pool, "1").name == commons.SHUT_DOWN
+
+
 def test_a_result_may_come_before_it_is_awaited(pool: ExecutorPool) -> None:
-    first, second = numbered(pool, 2)
-    pool.deliver("1", Result(second.number, TRAIN, "b"))
-    pool.deliver("1", Result(first.number, TRAIN, "a"))
-    assert collect(pool, [first, second]) == ["a", "b"]
+    """The second task's, while the first one's is waited for."""
+    for executor in ("1", "2"):
+        joined(pool, executor)
+    tasks = numbered(pool, 2)
+    with running(pool, tasks) as values:
+        until_waiting(pool, 2)
+        first, second = (take(pool, executor).number for executor in ("1", "2"))
+        pool.deliver("2", Result(second, TRAIN, "b"))
+        pool.deliver("1", Result(first, TRAIN, "a"))
+    assert values == ["a", "b"]

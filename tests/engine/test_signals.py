@@ -207,6 +207,6 @@ def test_pczfl_knows_the_untrained_model_and_what_clients_made_of_it(job: MakeJo
     untrained = evaluate(initial_model(small.config), data_of(small).interview, "lr", 64).accuracy
     # The first round has one ball, so everyone takes part, and the ball's one reward is the mean
     # of what came of it.
-    assert ball["started"]
-    assert ball["mean"][0] == pytest.approx(ball["context"].mean(axis=0))
-    assert ball["context"][:, 0].mean() > untrained
+    assert ball["known"]["started"]
+    assert ball["mean"][0] == pytest.approx(ball["known"]["context"].mean(axis=0))
+    assert ball["known"]["context"][:, 0].mean() > untrained

@@ -66,7 +66,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def test_every_number_by_hand(tmp_path: Path) -> None:
-    _, found = measure(write_run(tmp_path / "run"), target=0.6)
+    found = measure(write_run(tmp_path / "run"), target=0.6).values
     assert list(found) == [m.name for m in MEASURES]
     expected = {
         "final_accuracy": 0.5,  # the last tenth of four rounds is the evaluation of round 4
@@ -82,6 +82,7 @@ def test_every_number_by_hand(tmp_path: Path) -> None:
         "megabytes": 10,
         "probing_share": 4 / 44,
         "valid_share": 6 / 8,
+        "late_share": math.nan,  # this selector takes no late updates
         "wasted_share": 9 / 40,
         "asked_share": 3 / 4,  # client 4 never was
         # Asked 3, 3, 2 and 0 times: 8^2 / (4 x (9 + 9 + 4)).
@@ -90,14 +91,24 @@ def test_every_number_by_hand(tmp_path: Path) -> None:
         "wall_select_ms": 2.0,
         "wall_seconds": 3.5,
     }
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_updates_that_come_late_are_counted_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    rounds = [{**r, "late": []} for r in run.rounds]
+    rounds[2]["late"] = [{"client": 3, "asked_in": 1, "staleness": 2, "weight": 0.1}]
+    write_lines(run.path / "rounds.jsonl", rounds)
+    found = measure(run, None).values
+    assert (found["valid_share"], found["late_share"]) == (6 / 8, 1 / 8)
 
 
 def test_a_target_that_was_not_reached_or_not_set_has_no_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     for target in (0.61, None):
-        _, found = measure(run, target)
-        assert all(math.isnan(found[m.name]) == m.to_target for m in MEASURES)
+        found = measure(run, target).values
+        unknown = {m.name for m in MEASURES if m.to_target} | {"late_share"}
+        assert {name for name, value in found.items() if math.isnan(value)} == unknown
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
@@ -105,12 +116,12 @@ def test_the_final_accuracy_is_the_mean_of_the_last_tenth(tmp_path: Path) -> Non
     lines = [{"round": n, "clock": 1.0, "accuracy": n / 1000} for n in range(0, 101, 5)]
     write_lines(run.path / "metrics.jsonl", lines)
     # After round 90: 95 and 100.
-    assert measure(run, None)[1]["final_accuracy"] == pytest.approx(0.0975)
+    assert measure(run, None).values["final_accuracy"] == pytest.approx(0.0975)
 
 
 def test_a_run_that_ended_early_is_measured_by_the_rounds_it_had(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=1000)
-    assert measure(run, None)[1]["final_accuracy"] == 0.5
+    assert measure(run, None).values["final_accuracy"] == 0.5
 
 
 def test_what_was_not_recorded_is_unknown_not_zero(tmp_path: Path) -> None:
@@ -120,7 +131,7 @@ def test_what_was_not_recorded_is_unknown_not_zero(tmp_path: Path) -> None:
         del line["probing"], line["client_time"], line["wasted"]
         line["energy_joules"] = 0.0  # no power in the trace
     write_lines(run.path / "rounds.jsonl", lines)
-    _, found = measure(run, 0.6)
+    found = measure(run, 0.6).values
     unknown = {"client_seconds", "joules", "megabytes", "probing_share", "wasted_share"}
     assert all(math.isnan(found[name]) for name in unknown)
     assert math.isnan(found["joules_to_target"])

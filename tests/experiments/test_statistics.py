@@ -98,8 +98,8 @@ def test_p_values_are_corrected_for_their_number() -> None:
 def test_in_words() -> None:
     assert in_words(comparison(NAN, n=1, wins=1)) == "one seed says nothing about another"
     assert "3 seeds are too few to tell" in in_words(comparison(0.001, n=3, wins=3))
-    assert in_words(comparison(0.001)) == "ahead, beyond chance (p = 0.001)"
-    assert in_words(comparison(0.001, wins=0, difference=-1.0)).startswith("behind, beyond chance")
+    assert in_words(comparison(0.001)) == "ahead, beyond chance"
+    assert in_words(comparison(0.001, wins=0, difference=-1.0)) == "behind, beyond chance"
     assert in_words(comparison(0.3, wins=3)).endswith("worse in 2; may be chance")
     assert in_words(Paired(5, 1, 0, 0, 0.0, 0.0, 0.0, NAN, NAN)) == "the same in every seed"
     assert "not all got there" in in_words(Paired(5, -1, 3, 1, NAN, NAN, NAN, NAN, NAN))

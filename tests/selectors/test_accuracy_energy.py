@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import answered, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.config.resolved import resolve
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.accuracy_energy import (
@@ -318,7 +318,7 @@ def test_min_k_online_distinct_rows_and_a_resumed_selector_goes_on_alike(
         online = sorted(data.draw(st.sets(st.integers(0, n - 1))))
         silent = data.draw(st.sets(st.integers(0, n - 1)))
         twin = make(cls, joules, seed + 1, energy=energy)
-        twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+        twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
         accuracies = rng.choice([0.0, 0.1, 1.0], n)
         views = [
             answered(each, look(each.clients, t, online), INTERVIEW_ACCURACY, accuracies, [*silent])

@@ -16,7 +16,7 @@ from scipy.sparse import csgraph
 from scipy.sparse.csgraph import shortest_path
 from selector_worlds import look, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors import bp_ucb as module
 from fedsuv_plugin.selectors.base import ClientTable, ProbeAnswer
@@ -333,7 +333,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
     first = make(12, 1, slot_rounds=2, mu=0.2)
     second = make(12, 2, slot_rounds=2, mu=0.2)
     play(first, range(1, 16))
-    second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+    second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
     assert play(first, range(16, 40)) == play(second, range(16, 40))
 
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.client_managers import FedSUVClientManager
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.feedback import Feedback
@@ -503,7 +503,7 @@ def test_a_resumed_selector_continues_exactly(params: dict[str, Any]) -> None:
     whole = make(clients, 1, **params)
     resumed = make(clients, 2, **params)
     play(whole, range(1, 15), online_share=0.7)
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     assert without_seconds(whole) == without_seconds(resumed)
     picks = play(whole, range(15, 40), online_share=0.7)
     assert picks == play(resumed, range(15, 40), online_share=0.7)
@@ -519,7 +519,7 @@ def without_seconds(s: FedSUV) -> dict[str, Any]:
 def test_a_state_from_before_the_first_round() -> None:
     first = make(random_clients(8), 1)
     second = make(random_clients(8), 2)
-    second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+    second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
     assert play(first, range(1, 6), k=3) == play(second, range(1, 6), k=3)
 
 

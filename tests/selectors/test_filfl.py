@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import named, safe_pickle
+from fedsuv_plugin import named, wire
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.params import NoParams
@@ -401,7 +401,7 @@ def test_updates_come_back_from_memory_and_from_disk(budget: int) -> None:
     assert np.flatnonzero(kept.known).tolist() == [0, 1, 3, 5]
     for row, update in zip([0, 1, 3, 5], kept.of(np.array([0, 1, 3, 5])), strict=True):
         np.testing.assert_array_equal(update, sent[row])
-    rows, updates = safe_pickle.loads(safe_pickle.dumps(kept.state()))
+    rows, updates = wire.decode(wire.encode(kept.state()))
     assert rows.tolist() == [3, 0, 5, 1]
     np.testing.assert_array_equal(updates[2], sent[5])
     kept.clear()
@@ -423,7 +423,7 @@ def test_a_resumed_selector_continues_exactly(variant: str, budget: int) -> None
     whole = make(20, variant=variant, period=2, weights_budget_mb=budget)
     play(whole, 1)
     resumed = make(20, 9, variant=variant, period=2)
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     np.testing.assert_array_equal(resumed.explain()["gain_add"], whole.explain()["gain_add"])
     assert play(resumed, 9) == play(whole, 9)
 

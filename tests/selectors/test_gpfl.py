@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.selectors.base import Probe, ProbeAnswer, RoundOutcome, RoundView
 from fedsuv_plugin.selectors.gpfl import FirstDirections, Gpfl, GpflParams
 from fedsuv_plugin.selectors.signals import DIRECTION
@@ -342,7 +342,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
     answer(whole, view(whole), np.random.default_rng(0).normal(size=(20, 2)))
     play(whole, 1)
     resumed = make(20, seed=5)
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     assert resumed.probe(view(resumed, 6)) is None
     assert play(resumed, 6) == play(whole, 6)
 

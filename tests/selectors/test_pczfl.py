@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.selectors import pczfl
 from fedsuv_plugin.selectors.base import ProbeAnswer, RoundOutcome
 from fedsuv_plugin.selectors.pczfl import PCZFL, undominated
@@ -290,7 +290,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
         make(15, seed, energy="uniform", warmup_rounds=3, max_clients=4, a_b=0.1) for seed in (1, 2)
     )
     play(first, range(1, 30))
-    second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+    second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
     assert play(first, range(30, 60)) == play(second, range(30, 60))
 
 

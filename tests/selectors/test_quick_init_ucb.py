@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import ProbeAnswer, Selector
 from fedsuv_plugin.selectors.baselines.oracle import Oracle
@@ -487,7 +487,7 @@ def test_a_resumed_selector_continues_exactly(cls: type[TimeSlotSelector], after
 
     first, second = (make(cls, 9, seed, slot_rounds=2, mu=0.05) for seed in (1, 2))
     play(first, range(1, after))
-    second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+    second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
     assert play(first, range(after, 80)) == play(second, range(after, 80))
     assert first.diagnostics() == second.diagnostics()
 

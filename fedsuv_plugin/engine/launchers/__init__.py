@@ -20,7 +20,6 @@ from fedsuv_plugin.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedsuv_plugin.config.argv import Place
-    from fedsuv_plugin.config.job import Job
     from fedsuv_plugin.engine.aggregator import OnRound
 
 LAUNCHERS = sorted(module.name for module in pkgutil.iter_modules(__path__))
@@ -42,23 +41,26 @@ def run_job(
         return finished
 
 
-def run_aggregator(job: Job, place: Place) -> None:
-    """The aggregator of a job whose executors somebody else starts, e.g. FedScale's driver."""
+def run_aggregator(run: RunDirectory, place: Place) -> bool:
+    """The aggregator of a job whose executors somebody else starts, e.g. FedScale's driver.
+
+    False: it was stopped on request, and can be resumed."""
     from fedsuv_plugin.engine.aggregator import PluginAggregator
     from fedsuv_plugin.engine.executor_pool import ExecutorPool
     from fedsuv_plugin.engine.grpc_service import GrpcService
     from fedsuv_plugin.engine.interrupts import stop_on_interrupt
+    from fedsuv_plugin.engine.secret import token_of_environment
 
-    run = RunDirectory.create(job, place.time_stamp)
     config = run.job.config
-    pool = ExecutorPool()
+    pool = ExecutorPool(config.executor_timeout, config.connection_timeout)
     with _refused_leaves_nothing(run), closing(run), _log_to(run.path / "log"):
         aggregator = PluginAggregator(run.job, place, pool, run)
         with (
-            GrpcService(pool, config.ps_ip, config.ps_port, place.num_executors),
+            GrpcService(pool, run.job, token_of_environment()),
             stop_on_interrupt(aggregator),
         ):
             aggregator.run()
+    return aggregator.finished
 
 
 def aggregator_main(argv: list[str]) -> int:
@@ -67,13 +69,25 @@ def aggregator_main(argv: list[str]) -> int:
     from fedsuv_plugin.engine.executor_pool import JobFailed
 
     try:
-        run_aggregator(*from_argv(argv))
+        job, place = from_argv(argv)
+        run = RunDirectory.create(job, place.time_stamp)
+    except UserError as error:
+        print(f"aggregator: {error}", file=sys.stderr)
+        return 2
+    how_to_go_on = f"resume with: fedsuv run --resume {run.path}"
+    try:
+        finished = run_aggregator(run, place)
     except UserError as error:
         print(f"aggregator: {error}", file=sys.stderr)
         return 2
     except JobFailed as error:
-        print(f"aggregator: {error}", file=sys.stderr)
+        print(f"aggregator: {error}; {how_to_go_on}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        finished = False
+    if not finished:
+        print(f"aggregator: stopped; {how_to_go_on}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -6,14 +6,21 @@ has no mean: the cell then says in how many seeds, and the median where that is 
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from fedsuv_plugin.experiments.comparison import PLACE
 from fedsuv_plugin.experiments.measures import BY_NAME, MEASURES, Measure
-from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
+from fedsuv_plugin.experiments.report.paths import short_path
+from fedsuv_plugin.experiments.results import (
+    Results,
+    RunResult,
+    VariantResult,
+    compared_key,
+    name_of,
+)
 from fedsuv_plugin.experiments.statistics import Paired, in_words
 
 REACHED = "rounds_to_target"  # a run that does not have this number did not reach the target
@@ -56,10 +63,10 @@ def number(measure: Measure, value: float) -> str:
     return measure.show(value).removesuffix(" %")
 
 
-def cell(measure: Measure, variant: VariantResult) -> str:
-    """One measure of one variant over its seeds.
+def cell(measure: Measure, variant: VariantResult, brief: bool = False) -> str:
+    """One measure of one variant over its seeds: `97.22 ± 0.31`, or what there is instead.
 
-    A short cell for the tables: `97.22 ± 0.31`, or what there is instead."""
+    Where width is scarce, only the rounds to the target say in how many seeds it was missed."""
     spread = variant.spreads[measure.name]
     if np.isfinite(spread.mean):
         half = (spread.high - spread.low) / 2
@@ -68,8 +75,10 @@ def cell(measure: Measure, variant: VariantResult) -> str:
     missed = not_reached(variant) if measure.to_target else 0
     if missed < spread.missing or not spread.n:
         return NONE  # not known, whether or not the target was reached
-    words = f"{NOT_REACHED} in {missed} of {spread.n}"
-    return f"median {number(measure, spread.median)}; {words}" if _has_median(variant) else words
+    words = [f"median {number(measure, spread.median)}"] if _has_median(variant) else []
+    if measure.name == REACHED or not brief:
+        words.append(f"{NOT_REACHED} in {missed} of {spread.n}")
+    return "; ".join(words) or NONE
 
 
 def _has_median(variant: VariantResult) -> bool:
@@ -91,7 +100,13 @@ def seed_cell(measure: Measure, run: RunResult) -> str:
     return number(measure, value)
 
 
-def best(measure: Measure, variants: Sequence[VariantResult]) -> set[str]:
+def best(measure: Measure, results: Results) -> set[str]:
+    """The labels of those whose mean is best under their condition."""
+    found = [_best(measure, variants) for variants in results.conditions.values()]
+    return set().union(*found)
+
+
+def _best(measure: Measure, variants: Sequence[VariantResult]) -> set[str]:
     """The labels of those whose mean is best as it is shown; none if nothing is to be told apart.
 
     A variant with a seed that did not reach the target has no mean, and so is never the best."""
@@ -163,10 +178,11 @@ def plural(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
-def references(results: Results) -> list[str]:
-    """The labels of the variants with which others are compared."""
-    found = {v.reference for v in results.variants if v.reference is not None}
-    return [v.label for v in results.variants if v.label in found]
+def reference(results: Results) -> str:
+    """The name of what others are compared with; nothing if it is not the same for all."""
+    labels = {v.reference for v in results.variants if v.reference is not None}
+    names = {name_of(v.keys) for v in results.variants if v.label in labels}
+    return names.pop() if len(names) == 1 else ""
 
 
 def introduction(results: Results) -> str:
@@ -185,10 +201,26 @@ def introduction(results: Results) -> str:
         text += "No target accuracy was set."
     else:
         text += f"The target is a test accuracy of {target(results)}."
-    if named := references(results):
-        word = "reference is" if len(named) == 1 else "references are"
-        text += f" The {word} {_listed(named)}."
+    if named := reference(results):
+        text += f" The reference is {' '.join(filter(None, [named, _conditions(results)]))}."
     return text
+
+
+def _conditions(results: Results) -> str:
+    """What variants that are compared have in common, in words."""
+    if len(results.conditions) < 2:
+        return ""
+    return f"with the same {_listed([k for k in results.by if k != compared_key(results.by)])}"
+
+
+def against_title(results: Results) -> str:
+    return f"Against {reference(results) or 'the reference'}"
+
+
+def bold(results: Results) -> str:
+    """What bold numbers are."""
+    those = _conditions(results)
+    return f"Bold: the best mean of a column{' among variants ' if those else ''}{those}."
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -214,9 +246,18 @@ def explanation(results: Results) -> str:
     return text + "."
 
 
-def relative(path: Path, folder: Path) -> str:
-    """A path as seen from the folder of the report, so that both can be moved together."""
-    return Path(os.path.relpath(path.expanduser(), folder.expanduser())).as_posix()
+def settings(results: Results) -> list[tuple[str, str]]:
+    """The keys that all finished runs have in common, as a reader elsewhere wants them."""
+    return [
+        (key, short_path(plain(value)))
+        for key, value in results.settings.items()
+        if key not in PLACE
+    ]
+
+
+def plain(value: object) -> str:
+    """A value as a job file would have it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def escaped(text: str, by: Callable[[str], str]) -> str:

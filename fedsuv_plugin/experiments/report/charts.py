@@ -7,13 +7,12 @@ from html import escape
 
 import numpy as np
 
-from fedsuv_plugin.experiments.report.cohorts import CohortMap
-from fedsuv_plugin.experiments.report.figures import span
+from fedsuv_plugin.experiments.report.figures import FEW_POINTS, span
+from fedsuv_plugin.experiments.report.maps import CohortMap
 from fedsuv_plugin.experiments.report.series import Chart, Line
 from fedsuv_plugin.experiments.report.styles import DARK, LIGHT, colour, dash
-from fedsuv_plugin.experiments.report.svg import BOTTOM, LEFT, TOP, Axis, Plot
+from fedsuv_plugin.experiments.report.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Plot
 
-FEW_POINTS = 12  # a line with no more has a dot at each
 MOST_SEED_POINTS = 20_000  # of thin lines in a chart; of very many seeds every second or third
 
 
@@ -30,8 +29,28 @@ def css_of(style: int) -> str:
     return f"--c:var(--c{colour(style)});--d:{strokes}"
 
 
-def draw_chart(chart: Chart, clip: str) -> str:
-    """A chart as SVG. Every variant is a group, which the legend of the page can hide."""
+def draw_chart(chart: Chart, clip: str) -> dict[str, str]:
+    """A chart as SVG, one by condition, all to the same scale.
+
+    Every variant is a group, which the legend of the page can hide."""
+    plot, area = _plot(chart)
+    drawn = sum(len(x) for line in chart.lines for x, _ in line.seeds)
+    every = -(-drawn // MOST_SEED_POINTS) or 1
+    target = "" if chart.target is None else plot.level(chart.target, "target")
+    cursor = f'<path class="cursor" d="M0 {TOP}V{plot.height - BOTTOM}" visibility="hidden"/>'
+    found = {}
+    for i, (condition, lines) in enumerate(chart.parts.items()):
+        groups = "".join(_variant(plot, line, every) for line in lines)
+        content = plot.frame() + target + plot.clipped(groups, f"{clip}-{i}") + cursor
+        title = f"{chart.y_label} {chart.title}{', ' if condition else ''}{condition}"
+        found[condition] = plot.svg(
+            content, title, f' class="chart" data-area="{escape(json.dumps(area))}"'
+        )
+    return found
+
+
+def _plot(chart: Chart) -> tuple[Plot, dict[str, object]]:
+    """The drawing area of a chart, and the same for the script that reads values off."""
     low, high = span(chart)
     begin = min((float(line.x[0]) for line in chart.lines), default=0.0)
     end = max((float(line.x[-1]) for line in chart.lines), default=1.0)
@@ -40,22 +59,15 @@ def draw_chart(chart: Chart, clip: str) -> str:
     plot = Plot(
         Axis(0.0 if begin < 0.3 * end else begin, end, chart.x_label),
         Axis(low, high, f"{chart.y_label}, %", percent=True),
-        margin=14 if chart.target is None else 70,
+        margin=RIGHT if chart.target is None else 70,
     )
-    drawn = sum(len(x) for line in chart.lines for x, _ in line.seeds)
-    every = -(-drawn // MOST_SEED_POINTS) or 1
-    groups = "".join(_variant(plot, line, every) for line in chart.lines)
-    target = "" if chart.target is None else plot.level(chart.target, "target")
     area = {
         "box": [LEFT, TOP, plot.right, plot.height - BOTTOM],
         "x": [plot.x_axis.low, plot.x_axis.high],
         "y": [100 * low, 100 * high],
         "label": chart.x_label,
     }
-    content = plot.frame() + target + plot.clipped(groups, clip)
-    content += f'<path class="cursor" d="M0 {TOP}V{plot.height - BOTTOM}" visibility="hidden"/>'
-    title = f"{chart.y_label} {chart.title}"
-    return plot.svg(content, title, f' class="chart" data-area="{escape(json.dumps(area))}"')
+    return plot, area
 
 
 def _variant(plot: Plot, line: Line, every: int) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from fedsuv_plugin.experiments.measures import BY_NAME, Measure
 from fedsuv_plugin.experiments.report.cells import (
     against,
+    against_title,
     best,
+    bold,
     cell,
     compared,
     escaped,
@@ -17,10 +19,10 @@ from fedsuv_plugin.experiments.report.cells import (
     introduction,
     known,
     seed_cell,
+    settings,
     target,
 )
-from fedsuv_plugin.experiments.report.tables import plain
-from fedsuv_plugin.experiments.results import Results, VariantResult
+from fedsuv_plugin.experiments.results import Results, VariantResult, name_of
 from fedsuv_plugin.tables import markdown
 
 SEED_BY_SEED = ("final_accuracy", "rounds_to_target")
@@ -53,11 +55,11 @@ def _listed(title: str, items: Sequence[str], apart: bool = False) -> list[str]:
 
 def _short_table(results: Results) -> str:
     shown = known(results, short=True)
-    bold = {measure.name: best(measure, results.variants) for measure in shown}
+    best_of = {measure.name: best(measure, results) for measure in shown}
 
     def show(measure: Measure, variant: VariantResult) -> str:
         text = cell(measure, variant)
-        return f"**{text}**" if variant.label in bold[measure.name] else text
+        return f"**{text}**" if variant.label in best_of[measure.name] else text
 
     rows = [
         [_md(v.label), str(len(v.finished)), *(show(measure, v) for measure in shown)]
@@ -71,16 +73,16 @@ def _against(results: Results) -> Iterator[str]:
     measures = compared(results)
     if not measures:
         return
-    yield "## Against the reference"
+    yield f"## {_md(against_title(results))}"
     yield (
         "Mean of the differences of each seed with its 95 % interval; seeds won, lost and tied; "
         "p of the paired t-test, adjusted for the number of variants (Benjamini and Hochberg)."
     )
-    head = ["variant", "against", "difference", "95 % interval", "won, lost, tied", "p", "in words"]
+    head = ["variant", "difference", "95 % interval", "won, lost, tied", "p", "in words"]
     for measure in measures:
         yield f"### {measure.heading}{', percentage points' if measure.share else ''}"
         rows = [
-            [_md(v.label), _md(v.reference or ""), *against(measure, paired)]
+            [_md(v.label), *against(measure, paired)]
             for v in results.variants
             if (paired := v.against.get(measure.name))
         ]
@@ -107,8 +109,8 @@ def _figure(path: Path, folder: Path) -> str:
 def _settings(results: Results) -> Iterator[str]:
     if results.settings:
         yield "## Settings"
-        yield "Keys that all finished runs have in common."
-        rows = [[f"`{key}`", _md(plain(value))] for key, value in results.settings.items()]
+        yield "Keys that all finished runs have in common. Run directories have paths in full."
+        rows = [[f"`{key}`", _md(value)] for key, value in settings(results)]
         yield markdown(["key", "value"], rows)
 
 
@@ -134,21 +136,21 @@ TEX = {
 
 
 def table_tex(results: Results) -> str:
-    """The short table as a float of LaTeX, for the package booktabs."""
+    """The short table as a float of LaTeX, for the package booktabs; as wide as a page of text."""
     shown = known(results, short=True)
-    head = " & ".join(["variant", *(_tex(heading(measure)) for measure in shown)])
+    head = " & ".join(["variant", *(_stacked(_halves(heading(m)), "b") for m in shown)])
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "  \\centering",
-        "  \\small",
+        "  \\footnotesize",
+        "  \\setlength{\\tabcolsep}{4pt}",
         f"  \\caption{{{_tex(_caption(results))}}}",
         f"  \\label{{tab:{''.join(c if c.isalnum() else '-' for c in results.title)}}}",
-        f"  \\begin{{tabular}}{{l{'r' * len(shown)}}}",
+        f"  \\begin{{tabular}}{{@{{}}l{'r' * len(shown)}@{{}}}}",
         "    \\toprule",
         f"    {head} \\\\",
-        "    \\midrule",
-        *(f"    {row} \\\\" for row in _tex_rows(results, shown)),
+        *(f"    {row}" for row in _tex_rows(results, shown)),
         "    \\bottomrule",
         "  \\end{tabular}",
         "\\end{table}",
@@ -156,16 +158,38 @@ def table_tex(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tex_rows(results: Results, shown: Sequence[Measure]) -> list[str]:
-    bold = {measure.name: best(measure, results.variants) for measure in shown}
-    rows = []
-    for v in results.variants:
-        cells = [_tex(v.label)]
-        for measure in shown:
-            text = _tex(cell(measure, v))
-            cells.append(f"\\textbf{{{text}}}" if v.label in bold[measure.name] else text)
-        rows.append(" & ".join(cells))
-    return rows
+def _tex_rows(results: Results, shown: Sequence[Measure]) -> Iterator[str]:
+    """The variants; those under a condition have it above them."""
+    best_of = {measure.name: best(measure, results) for measure in shown}
+    for condition, variants in results.conditions.items():
+        yield "\\midrule"
+        if condition:
+            yield f"\\multicolumn{{{len(shown) + 1}}}{{@{{}}l}}{{\\emph{{{_tex(condition)}}}}} \\\\"
+        for v in variants:
+            cells = [_tex(name_of(v.keys))]
+            for measure in shown:
+                text = _stacked(cell(measure, v, brief=True).partition("; ")[::2], "t")
+                cells.append(f"\\textbf{{{text}}}" if v.label in best_of[measure.name] else text)
+            yield " & ".join(cells) + " \\\\"
+
+
+def _stacked(lines: Sequence[str], first: str) -> str:
+    """Lines of a cell one below the other, aligned with their row by the top or the bottom one."""
+    found = [_tex(line) for line in lines if line]
+    if len(found) == 1:
+        return found[0]
+    content = " \\\\ ".join(found)
+    return f"\\begin{{tabular}}[{first}]{{@{{}}r@{{}}}}{content}\\end{{tabular}}"
+
+
+def _halves(text: str) -> Sequence[str]:
+    """
+    >>> _halves("virtual s to target")
+    ['virtual s', 'to target']
+    """
+    spaces = [i for i, character in enumerate(text) if character == " "]
+    middle = min(spaces, key=lambda i: abs(i - len(text) / 2), default=len(text))
+    return [text[:middle], text[middle + 1 :]]
 
 
 def _caption(results: Results) -> str:
@@ -173,7 +197,7 @@ def _caption(results: Results) -> str:
     text = f"{results.title}, seeds {seeds}"
     if results.target is not None:
         text += f", target accuracy {target(results)}"
-    return f"{text}. {explanation(results)} Bold: the best mean of a column."
+    return f"{text}. {explanation(results)} {bold(results)}"
 
 
 def _tex(text: str) -> str:

@@ -1,22 +1,19 @@
-"""What a report shows beyond its numbers, gathered in one walk over the records of all runs."""
+"""What a report shows beyond its numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedsuv_plugin.experiments.report.cohorts import CohortMap, cohort_map
+from fedsuv_plugin.experiments.report.maps import CohortMap, cohort_map
 from fedsuv_plugin.experiments.report.series import (
     Chart,
     accuracy_charts,
-    valid_by_tenth,
+    is_flat,
     validity_by_deadline,
     validity_by_round,
 )
 from fedsuv_plugin.experiments.results import Results, RunResult
-from fedsuv_plugin.records import Records
 
 MOST_MAPS = 30  # a page with a map of every run of a large comparison would be too large
 
@@ -26,7 +23,7 @@ class Material:
     """Charts and maps; without a finished run there are none."""
 
     curves: Sequence[Chart]
-    validity: Sequence[Chart]  # over the rounds
+    validity: Sequence[Chart]  # over the rounds; none where it is the same for all throughout
     by_deadline: Sequence[Chart]  # one if the deadline is varied, else none
     maps: Mapping[RunResult, CohortMap]
 
@@ -38,25 +35,16 @@ class Material:
 
 
 def gather(results: Results) -> Material:
-    """The records of every finished run are read once and not kept."""
     done = [run for run in results.runs if run.finished]
     if not done:
         return Material([], [], [], {})
-    mapped = set(_mapped(done))
-    tenths: dict[RunResult, np.ndarray] = {}
-    maps: dict[RunResult, CohortMap] = {}
-    for run in done:
-        rounds = run.run.rounds
-        last = run.run.settings["rounds"]
-        tenths[run] = valid_by_tenth(rounds, last)
-        if run in mapped:
-            maps[run] = cohort_map(rounds, _clients(run, rounds), last)
+    validity = validity_by_round(results)
     deadline = validity_by_deadline(results) if "round_deadline" in results.by else None
     return Material(
         accuracy_charts(results),
-        [validity_by_round(results, tenths)],
+        [] if is_flat(validity) else [validity],
         [deadline] if deadline and deadline.lines else [],
-        maps,
+        {run: _map(run) for run in _mapped(done)},
     )
 
 
@@ -68,7 +56,8 @@ def _mapped(done: Sequence[RunResult]) -> list[RunResult]:
     return [run for run in done if run.seed == first]
 
 
-def _clients(run: RunResult, rounds: Records) -> int:
-    """How many clients there were; of old records, the highest id that was asked."""
-    highest = max((max(r["asked"], default=1) for r in rounds), default=1)
-    return max(int(run.run.environment.get("clients", 0)), highest)
+def _map(run: RunResult) -> CohortMap:
+    """The map of a run; old records do not say how many clients there were."""
+    highest = int(run.cohorts.asked.ids.max(initial=1))
+    clients = max(int(run.run.environment.get("clients", 0)), highest)
+    return cohort_map(run.cohorts, clients, run.run.settings["rounds"])

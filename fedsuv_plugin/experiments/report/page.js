@@ -57,14 +57,19 @@ all(".tabs").forEach((box) => {
   if (tabs.length) show(tabs[0]);
 });
 
-// ---- legends: a variant is hidden in every chart of its section
-all(".legend button").forEach((button) =>
+// ---- legends: a variant is hidden, or picked out, in every chart of its section
+all(".legend button").forEach((button) => {
+  const groups = all("g[data-variant]", button.closest("section"));
+  const mine = (group) => group.dataset.variant === button.dataset.variant;
+  const pick = (on) => groups.forEach((group) => group.classList.toggle("faint", on && !mine(group)));
+  button.addEventListener("pointerenter", () => pick(true));
+  button.addEventListener("pointerleave", () => pick(false));
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", String(on));
-    all(`g[data-variant="${button.dataset.variant}"]`, button.closest("section"))
-      .forEach((group) => group.classList.toggle("off", !on));
-  }));
+    groups.filter(mine).forEach((group) => group.classList.toggle("off", !on));
+  });
+});
 
 // ---- maps: one seed at a time
 all("select[data-maps]").forEach((select) =>

@@ -15,20 +15,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedsuv_plugin.experiments.measures import Measure
 from fedsuv_plugin.experiments.report.cells import (
     against,
+    against_title,
     best,
+    bold,
     cell,
     compared,
     explanation,
     heading,
     introduction,
     known,
-    relative,
     seed_cell,
+    settings,
 )
 from fedsuv_plugin.experiments.report.charts import draw_chart, draw_map, line_sample, palette
 from fedsuv_plugin.experiments.report.material import Material
+from fedsuv_plugin.experiments.report.paths import relative, short_paths
 from fedsuv_plugin.experiments.report.series import Chart
-from fedsuv_plugin.experiments.report.tables import plain
 from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
 
 
@@ -39,7 +41,7 @@ class Column:
     heading: str
     meaning: str = ""
     descending: bool = False  # what the first click sorts by: the best comes first
-    left: bool = False
+    css: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Panel:
 
     id: str
     title: str
-    content: object  # SVG or a Table
+    content: object  # a Table, or SVG by condition
 
 
 def page_html(results: Results, material: Material, folder: Path) -> str:
@@ -91,7 +93,7 @@ def page_html(results: Results, material: Material, folder: Path) -> str:
     panels = [_against(measure, results) for measure in compared(results)]
     contents = [
         ("results", "Results"),
-        *([("reference", "Against the reference")] if panels else []),
+        *([("reference", against_title(results))] if panels else []),
         *([("curves", "Accuracy"), ("validity", "Whose work counted")] if material.curves else []),
         *([("cohorts", "Who was asked")] if material.maps else []),
         ("measures", "Measures"),
@@ -104,7 +106,8 @@ def page_html(results: Results, material: Material, folder: Path) -> str:
         palette=palette(),
         script=script,
         introduction=introduction(results),
-        explanation=explanation(results),
+        explanation=f"{explanation(results)} {bold(results)}",
+        against_title=against_title(results),
         contents=contents,
         short=_variants_table("results", known(results, short=True), results),
         complete=_variants_table("all measures", known(results), results),
@@ -123,7 +126,7 @@ def page_html(results: Results, material: Material, folder: Path) -> str:
         binned=any(found.binned for found in material.maps.values()),
         measures=known(results),
         runs=_runs_table(results, folder),
-        settings=[(key, plain(value)) for key, value in results.settings.items()],
+        settings=settings(results),
         environment=list(_environment(results)),
     )
 
@@ -140,12 +143,12 @@ def _policy(script: str) -> str:
 # ---- tables
 
 
-def _column(measure: Measure) -> Column:
-    return Column(heading(measure), measure.meaning, descending=measure.better > 0)
+def _column(measure: Measure, css: str = "") -> Column:
+    return Column(heading(measure), measure.meaning, measure.better > 0, css)
 
 
 def _variants_table(name: str, measures: Sequence[Measure], results: Results) -> Table:
-    bold = {measure.name: best(measure, results.variants) for measure in measures}
+    best_of = {measure.name: best(measure, results) for measure in measures}
     groups = []
     for variant in results.variants:
         cells = [Cell(variant.label, folds=True), Cell(str(len(variant.finished)))]
@@ -156,7 +159,7 @@ def _variants_table(name: str, measures: Sequence[Measure], results: Results) ->
                 Cell(
                     cell(measure, variant),
                     key=_key(order),
-                    css="best" if variant.label in bold[measure.name] else "",
+                    css="best" if variant.label in best_of[measure.name] else "",
                     seeds=_each_seed(measure, variant),
                 )
             )
@@ -165,7 +168,7 @@ def _variants_table(name: str, measures: Sequence[Measure], results: Results) ->
             for run in variant.runs
         ]
         groups.append(Group(cells, seeds))
-    columns = [Column("variant", left=True), Column("seeds", "finished runs", descending=True)]
+    columns = [Column("variant", css="left"), Column("seeds", "finished runs", descending=True)]
     return Table(name, [*columns, *map(_column, measures)], groups)
 
 
@@ -188,7 +191,6 @@ def _against(measure: Measure, results: Results) -> Panel:
             Group(
                 [
                     Cell(variant.label),
-                    Cell(variant.reference or "", css="left"),
                     Cell(difference, _key(paired.difference)),
                     Cell(interval, _key(paired.low)),
                     Cell(seeds, str(paired.wins - paired.losses)),
@@ -199,36 +201,38 @@ def _against(measure: Measure, results: Results) -> Panel:
         )
     unit = ", points" if measure.share else ""
     columns = [
-        Column("variant", left=True),
-        Column("against", left=True),
+        Column("variant", css="left"),
         Column(f"difference{unit}", descending=measure.better > 0),
         Column(f"95 % interval{unit}", descending=measure.better > 0),
         Column("won, lost, tied", descending=True),
         Column("p, adjusted"),
-        Column("in words", left=True),
+        Column("in words", css="left"),
     ]
     name = f"{measure.heading} against the reference"
     return Panel(f"against-{measure.name}", measure.heading, Table(name, columns, groups))
 
 
 def _runs_table(results: Results, folder: Path) -> Table:
-    measures = known(results)
+    """On paper it has only the measures of the short tables, or it would be too wide."""
+    css = {measure: "" if measure.short else "screen" for measure in known(results)}
+
+    def show(run: RunResult, measure: Measure) -> Cell:
+        text = seed_cell(measure, run) if run.finished else "–"
+        return Cell(text, _key(_value(run, measure)), css[measure])
+
     groups = [
         Group(
             [
                 Cell(run.label, link=_link(run, folder)),
                 Cell(str(run.seed)),
-                Cell(": ".join(filter(None, [run.status, run.reason])), css="left"),
-                *(
-                    Cell(seed_cell(m, run) if run.finished else "–", _key(_value(run, m)))
-                    for m in measures
-                ),
+                Cell(": ".join(filter(None, [run.status, short_paths(run.reason)])), css="left"),
+                *(show(run, measure) for measure in css),
             ]
         )
         for run in results.runs
     ]
-    columns = [Column("variant", left=True), Column("seed"), Column("status", left=True)]
-    return Table("runs", [*columns, *map(_column, measures)], groups)
+    columns = [Column("variant", css="left"), Column("seed"), Column("status", css="left")]
+    return Table("runs", [*columns, *(_column(m, css[m]) for m in css)], groups)
 
 
 def _value(run: RunResult, measure: Measure) -> float:
@@ -253,10 +257,10 @@ def _drawn(charts: Sequence[Chart]) -> list[Panel]:
 
 
 def _legend(charts: Sequence[Chart]) -> list[dict[str, object]]:
-    lines = charts[0].lines if charts else []
+    labels = {line.style: line.label for chart in charts[:1] for line in chart.lines}
     return [
-        {"label": line.label, "style": line.style, "sample": line_sample(line.style)}
-        for line in lines
+        {"label": label, "style": style, "sample": line_sample(style)}
+        for style, label in sorted(labels.items())
     ]
 
 
@@ -276,7 +280,7 @@ def _environment(results: Results) -> Iterator[tuple[str, str]]:
         known_facts = {
             "fedsuv_plugin": packages.get("fedsuv_plugin"),
             "revision": facts.get("git_revision"),
-            "command": " ".join(facts.get("command", [])),
+            "command": " ".join(map(short_paths, facts.get("command", []))),
             "python": facts.get("python"),
             "platform": facts.get("platform"),
             **{name: version for name, version in packages.items() if name != "fedsuv_plugin"},

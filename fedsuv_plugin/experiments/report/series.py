@@ -6,17 +6,25 @@ evaluations; the mean ends where the first seed ends. The band is the 95 % inter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedsuv_plugin.experiments.measures import Curve
-from fedsuv_plugin.experiments.results import Results, RunResult, VariantResult
+from fedsuv_plugin.experiments.cohorts import Clients, Cohorts
+from fedsuv_plugin.experiments.curves import Curve
+from fedsuv_plugin.experiments.results import (
+    Keys,
+    Results,
+    VariantResult,
+    condition_of,
+    label_of,
+    name_of,
+)
 from fedsuv_plugin.experiments.statistics import half_width
-from fedsuv_plugin.records import Records
 
 POINTS = 200  # of a line; more cannot be seen
+DEADLINE = "round_deadline"
 TENTHS = 10  # the share of valid clients is smoothed over tenths of the run
 Points = tuple[np.ndarray, np.ndarray]  # x, y
 
@@ -26,12 +34,13 @@ class Line:
     """A variant in a chart; x, mean, low and high are aligned, and NaN where nothing is known."""
 
     label: str
-    style: int  # the number of the variant, by which it looks the same in every chart
+    style: int  # the number of its name, by which it looks the same in every chart
     x: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     seeds: Sequence[Points] = ()
+    condition: str = ""  # lines under another condition are drawn beside it, to the same scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +53,14 @@ class Chart:
     y_label: str
     lines: Sequence[Line]
     target: float | None = None
+
+    @property
+    def parts(self) -> dict[str, list[Line]]:
+        """The lines under each condition."""
+        found: dict[str, list[Line]] = {}
+        for line in self.lines:
+            found.setdefault(line.condition, []).append(line)
+        return found
 
 
 def accuracy_charts(results: Results) -> list[Chart]:
@@ -67,8 +84,8 @@ def accuracy_charts(results: Results) -> list[Chart]:
             continue
         divisor, label = unit_of(largest, units)
         lines = [
-            line_of(v.label, i, [(x / divisor, y) for x, y in curves[v.label]])
-            for i, v in enumerate(results.variants)
+            line_of(name, style, [(x / divisor, y) for x, y in curves[v.label]], condition)
+            for v, name, style, condition in _styled(results)
             if curves[v.label]
         ]
         charts.append(
@@ -77,6 +94,14 @@ def accuracy_charts(results: Results) -> list[Chart]:
             )
         )
     return charts
+
+
+def _styled(results: Results) -> Iterator[tuple[VariantResult, str, int, str]]:
+    """Every variant with the name and the style of its lines, and its condition."""
+    names = results.names
+    for variant in results.variants:
+        name = name_of(variant.keys)
+        yield variant, name, names.index(name), condition_of(variant.keys)
 
 
 Units = Sequence[tuple[float, float, str]]  # from this value on, divided by this, labelled so
@@ -113,7 +138,7 @@ def _thinned(x: np.ndarray, y: np.ndarray) -> Points:
     return x[at], y[at]
 
 
-def line_of(label: str, style: int, seeds: Sequence[Points]) -> Line:
+def line_of(label: str, style: int, seeds: Sequence[Points], condition: str = "") -> Line:
     """The mean of some curves, at their own points where they share them.
 
     >>> line = line_of("", 0, [(np.arange(2.0), np.zeros(2)), (np.arange(2.0), np.ones(2))])
@@ -127,7 +152,7 @@ def line_of(label: str, style: int, seeds: Sequence[Points]) -> Line:
         begin = max(x[0] for x, _ in seeds)
         grid = np.linspace(begin, min(x[-1] for x, _ in seeds), POINTS)
     values = np.array([np.interp(grid, x, y) for x, y in seeds])
-    return Line(label, style, grid, *mean_and_band(values), seeds)
+    return Line(label, style, grid, *mean_and_band(values), seeds, condition)
 
 
 def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -142,46 +167,64 @@ def mean_and_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 # ---- the share of those asked whose update was merged
 
 
-def valid_by_tenth(rounds: Records, last: int) -> np.ndarray:
+def valid_by_tenth(cohorts: Cohorts, last: int) -> np.ndarray:
     """(10,) the share in every tenth of a run of `last` rounds; NaN where nobody was asked."""
-    counts = np.zeros((2, TENTHS))
-    for r in rounds:
-        tenth = min((r["round"] - 1) * TENTHS // last, TENTHS - 1)
-        counts[:, tenth] += len(r["valid"]), len(r["asked"])
+
+    def count(clients: Clients) -> np.ndarray:
+        tenths = np.minimum((clients.rounds - 1) * TENTHS // last, TENTHS - 1)
+        return np.bincount(tenths, minlength=TENTHS)
+
     with np.errstate(invalid="ignore"):
-        share: np.ndarray = counts[0] / counts[1]
+        share: np.ndarray = count(cohorts.valid) / count(cohorts.asked)
     return share
 
 
-def validity_by_round(results: Results, tenths: Mapping[RunResult, np.ndarray]) -> Chart:
-    """The share over the rounds; `tenths` is `valid_by_tenth` of every finished run."""
+def validity_by_round(results: Results) -> Chart:
+    """The share over the rounds."""
     lines = []
-    for i, variant in enumerate(results.variants):
+    for variant, name, style, condition in _styled(results):
         if not variant.finished:
             continue
         last = variant.finished[0].run.settings["rounds"]
         x = (np.arange(TENTHS) + 0.5) * last / TENTHS
-        shares = [tenths[run] for run in variant.finished]
-        band = mean_and_band(np.array(shares))
-        lines.append(Line(variant.label, i, x, *band, [(x, share) for share in shares]))
+        shares = np.array([valid_by_tenth(run.cohorts, last) for run in variant.finished])
+        seeds = [(x, share) for share in shares]
+        lines.append(Line(name, style, x, *mean_and_band(shares), seeds, condition))
     return Chart("validity", "by round", "round", "valid / asked", lines)
+
+
+def is_flat(chart: Chart) -> bool:
+    """Whether all lines and all seeds have one value, so that there is nothing to see."""
+    values = np.concatenate([y for line in chart.lines for _, y in line.seeds])
+    return len(np.unique(values[np.isfinite(values)])) <= 1
 
 
 def validity_by_deadline(results: Results) -> Chart:
     """The share of whole runs against the deadline of their rounds; one line for all variants
     that differ in nothing else."""
-    groups: dict[str, list[VariantResult]] = {}
-    for variant in results.variants:
-        if variant.finished and variant.keys.get("round_deadline") is not None:
-            others = [str(variant.keys[k]) for k in results.by if k != "round_deadline"]
-            groups.setdefault(", ".join(others) or "valid / asked", []).append(variant)
     lines = []
-    for i, (label, variants) in enumerate(groups.items()):
-        variants.sort(key=lambda v: float(str(v.keys["round_deadline"])))
-        x = np.array([float(str(v.keys["round_deadline"])) for v in variants])
+    for keys, variants in _by_deadline(results):
+        x = np.array([float(str(v.keys[DEADLINE])) for v in variants])
         spreads = [v.spreads["valid_share"] for v in variants]
         mean = np.array([each.mean for each in spreads])
         low = np.array([each.low if np.isfinite(each.low) else each.mean for each in spreads])
         high = np.array([each.high if np.isfinite(each.high) else each.mean for each in spreads])
-        lines.append(Line(label, i, x, mean, low, high))
+        name = name_of(keys) if keys else "valid / asked"
+        style = results.names.index(name) if name in results.names else 0
+        lines.append(Line(name, style, x, mean, low, high, condition=condition_of(keys)))
     return Chart("validity", "by deadline", "deadline of a round, s", "valid / asked", lines)
+
+
+def _by_deadline(results: Results) -> Iterator[tuple[Keys, list[VariantResult]]]:
+    """The other keys of variants that differ in their deadline alone, and these in its order."""
+    groups: dict[str, list[VariantResult]] = {}
+    for variant in results.variants:
+        if variant.finished and variant.keys.get(DEADLINE) is not None:
+            groups.setdefault(label_of(_without_deadline(variant.keys)), []).append(variant)
+    for variants in groups.values():
+        variants.sort(key=lambda v: float(str(v.keys[DEADLINE])))
+        yield _without_deadline(variants[0].keys), variants
+
+
+def _without_deadline(keys: Keys) -> Keys:
+    return {key: value for key, value in keys.items() if key != DEADLINE}

@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-LEFT, TOP, BOTTOM = 66, 14, 60  # margins that fit the larger text of a narrow screen
+LEFT, TOP, RIGHT, BOTTOM = 66, 14, 32, 60  # margins that fit the larger text of a narrow screen
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Plot:
     y_axis: Axis
     width: int = 640
     height: int = 380
-    margin: int = 14  # to the right
+    margin: int = RIGHT
 
     @property
     def right(self) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedsuv_plugin.experiments.measures import MEASURES, Measure
-from fedsuv_plugin.experiments.report.cells import cell, heading, known, not_reached, relative
-from fedsuv_plugin.experiments.results import Keys, Results, RunResult, VariantResult
+from fedsuv_plugin.experiments.report.cells import cell, heading, known, not_reached, plain
+from fedsuv_plugin.experiments.report.paths import relative, short_paths
+from fedsuv_plugin.experiments.results import Keys, Results, RunResult, VariantResult, name_of
 from fedsuv_plugin.experiments.statistics import Paired
 from fedsuv_plugin.tables import columns
 
@@ -30,7 +30,7 @@ def _run_row(run: RunResult, results: Results, folder: Path) -> Row:
         "label": run.label,
         "seed": run.seed,
         "status": run.status,
-        "reason": run.reason,
+        "reason": short_paths(run.reason),
         "path": relative(run.path, folder),
         **{measure.name: run.values.get(measure.name, NAN) for measure in MEASURES},
     }
@@ -89,11 +89,6 @@ def _varied(keys: Keys, results: Results) -> Row:
     return {key: plain(keys[key]) if key in keys else "" for key in results.by}
 
 
-def plain(value: object) -> str:
-    """A value as a job file would have it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def _csv(rows: Iterable[Row]) -> str:
     """All rows have the same columns. Numbers are exact, and no number is an empty cell."""
     table = list(rows)
@@ -112,11 +107,15 @@ def _exact(value: object) -> str:
 
 
 def text_table(results: Results) -> str:
-    """The short table, aligned for a terminal."""
+    """The short table, aligned for a terminal; what is under a condition is below its name."""
     shown = known(results, short=True)
     head = ["variant", "seeds", *(heading(measure) for measure in shown)]
-    rows = [
-        [v.label, str(len(v.finished)), *(cell(measure, v) for measure in shown)]
-        for v in results.variants
-    ]
+    rows = []
+    for condition, variants in results.conditions.items():
+        if condition:
+            rows.append([condition, *([""] * (len(head) - 1))])
+        for v in variants:
+            name = f"  {name_of(v.keys)}" if condition else v.label
+            cells = [cell(measure, v, brief=True) for measure in shown]
+            rows.append([name, str(len(v.finished)), *cells])
     return columns(head, rows)

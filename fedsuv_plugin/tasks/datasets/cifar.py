@@ -73,7 +73,7 @@ class Cifar10(Images):
             raise missing(file)
         try:
             with file.open("rb") as f:
-                content = safe_pickle.load(f, encoding="latin1")  # Python 2 wrote them
+                content = safe_pickle.load(f)
         except safe_pickle.UnsafePickle as error:
             raise UserError(f"data_dir: {file}: not a batch of images: {error}") from None
         if not isinstance(content, dict):

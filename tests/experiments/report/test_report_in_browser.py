@@ -116,6 +116,19 @@ def test_the_legend_hides_and_shows_a_variant(browser: Browser, page: Path) -> N
     assert quiet(browser)
 
 
+def test_the_legend_picks_a_variant_out(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    faint = "[...document.querySelectorAll('#curves g.faint')].map(g => g.dataset.label)"
+    button = "document.querySelectorAll('#curves .legend button')[1]"
+    browser.run(f"{button}.scrollIntoView({{block: 'center'}})")
+    x, y = browser.run(f"(r => [r.left + 5, r.top + 5])({button}.getBoundingClientRect())")
+    browser.move(x, y)
+    assert set(browser.run(faint)) == {"random", "pow_d", "never", "one seed"}
+    browser.move(0, 0)
+    assert browser.run(faint) == []
+    assert quiet(browser)
+
+
 def test_the_pointer_reads_off_the_means(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.querySelector('svg.chart').scrollIntoView({block: 'center'})")
@@ -152,6 +165,17 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
     assert max(browser.run(edge)) <= width + 1
 
 
+def test_on_a_phone_the_name_stays_beside_the_numbers(browser: Browser, page: Path) -> None:
+    browser.open(page, 360)
+    row = "document.querySelector('#results tbody').rows[0]"
+    name, first = browser.run(f"[...{row}.cells].map(c => c.getBoundingClientRect().left)")[::2][:2]
+    right = browser.run(f"{row}.cells[2].getBoundingClientRect().right")
+    assert 0 < name < first < right < 360  # the final accuracy is seen without scrolling
+    browser.run("document.querySelector('#results .box').scrollLeft = 200")
+    assert browser.run(f"{row}.cells[0].getBoundingClientRect().left") == name
+    assert browser.run(f"{row}.cells[2].getBoundingClientRect().left") == first - 200
+
+
 def luminance(colour: str) -> float:
     red, green, blue = (int(part) for part in colour[4:-1].split(","))
     return red + green + blue
@@ -174,9 +198,13 @@ def test_it_is_dark_where_the_reader_wants_it_dark(browser: Browser, page: Path)
 def test_on_paper_everything_is_shown_and_nothing_can_be_pressed(
     browser: Browser, page: Path
 ) -> None:
-    browser.open(page)
+    browser.open(page, 720)
     browser.call("Emulation.setEmulatedMedia", media="print")
     visible = "[...document.querySelectorAll('{}')].map(e => e.offsetHeight > 0)"
     assert all(browser.run(visible.format("[role=tabpanel]")))
     assert not any(browser.run(visible.format("[role=tablist], select, nav")))
+    # Nothing is cut off on a sheet of A4 with the usual margins.
+    assert (
+        max(browser.run("[...document.querySelectorAll('table')].map(t => t.offsetWidth)")) <= 720
+    )
     browser.call("Emulation.setEmulatedMedia", media="")

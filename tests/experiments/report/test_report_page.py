@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_worlds import REASON, by_hand, write_run
+from report_worlds import SHOWN_REASON, by_hand, write_run
 
 from fedsuv_plugin.experiments.report import write_report
 from fedsuv_plugin.experiments.results import results_of, run_result
@@ -64,8 +64,8 @@ def test_it_is_well_formed(page: str) -> None:
 
 
 def test_what_users_wrote_is_escaped(page: str) -> None:
-    assert "&lt;b&gt;no&lt;/b&gt; data &amp; more" in page
-    assert REASON not in page
+    assert "…/study/data has &lt;b&gt;no&lt;/b&gt; data &amp; more" in page
+    assert SHOWN_REASON not in page
 
 
 def test_it_refers_to_nothing_outside(page: str) -> None:
@@ -96,7 +96,7 @@ def test_it_says_what_was_compared(page: str) -> None:
         "median 10.0; not reached in 1 of 3",
         "A round had 60 s",
         "abc123",
-        "share of those asked whose update was merged; higher is better",
+        "share of those asked whose update was merged in the same round; higher is better",
     ):
         assert said in page, said
 

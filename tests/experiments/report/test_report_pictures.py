@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import base64
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from report_worlds import TARGET, by_hand, write_run
+from report_worlds import TARGET, by_hand, under_conditions, write_run
 
-from fedsuv_plugin.experiments.report.cohorts import LARGEST, cohort_map
+from fedsuv_plugin.experiments.cohorts import cohorts_of
+from fedsuv_plugin.experiments.report.charts import draw_chart
+from fedsuv_plugin.experiments.report.figures import figure_of
+from fedsuv_plugin.experiments.report.maps import LARGEST, cohort_map
 from fedsuv_plugin.experiments.report.material import gather
-from fedsuv_plugin.experiments.report.series import line_of, valid_by_tenth
+from fedsuv_plugin.experiments.report.series import (
+    is_flat,
+    line_of,
+    valid_by_tenth,
+    validity_by_round,
+)
 from fedsuv_plugin.experiments.report.styles import colour, dash
 from fedsuv_plugin.experiments.report.svg import Axis, nice_ticks
 from fedsuv_plugin.experiments.results import results_of, run_result
@@ -28,7 +38,7 @@ def test_the_mean_ends_where_the_first_seed_ends() -> None:
 
 def test_the_share_of_the_valid_is_taken_over_tenths() -> None:
     rounds = [{"round": n, "asked": [1, 2], "valid": [1] if n <= 10 else []} for n in range(1, 21)]
-    assert valid_by_tenth(rounds, 20).tolist() == [0.5] * 5 + [0.0] * 5
+    assert valid_by_tenth(cohorts_of(rounds), 20).tolist() == [0.5] * 5 + [0.0] * 5
 
 
 def test_charts_have_every_finished_variant_and_every_cost(tmp_path: Path) -> None:
@@ -61,12 +71,36 @@ def test_valid_against_the_deadline_where_it_is_varied(tmp_path: Path) -> None:
     assert [line.x.tolist() for line in chart.lines] == [[30.0, 90.0], [30.0, 90.0]]
 
 
+def test_conditions_are_drawn_beside_each_other(tmp_path: Path) -> None:
+    """What is compared looks the same under each, and all are to one scale."""
+    chart = gather(under_conditions(tmp_path)).curves[0]
+    assert list(chart.parts) == ["partition_alpha=0.1", "partition_alpha=1.0"]
+    for lines in chart.parts.values():
+        assert [(line.label, line.style) for line in lines] == [("random", 0), ("oort", 1)]
+    drawn = list(draw_chart(chart, "clip").values())
+    assert len(drawn) == 2
+    assert len({tuple(re.findall('data-area="[^"]+"', svg)) for svg in drawn}) == 1
+    figure = figure_of(chart)
+    assert [ax.get_title() for ax in figure.axes] == list(chart.parts)
+    assert len({ax.get_ylim() for ax in figure.axes}) == 1
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["random", "oort"]
+
+
+def test_a_share_that_never_changes_is_not_drawn(tmp_path: Path) -> None:
+    results = by_hand(tmp_path)
+    chart = validity_by_round(results)  # all are valid in the first round, half of them later
+    assert not is_flat(chart)
+    halves = [replace(line, seeds=[(x[1:], y[1:]) for x, y in line.seeds]) for line in chart.lines]
+    assert is_flat(replace(chart, lines=halves))
+
+
 def test_a_map_shows_who_was_asked_and_whose_work_counted() -> None:
     rounds = [
         {"round": 1, "asked": [1, 3], "valid": [1]},
         {"round": 2, "asked": [2], "valid": [2]},
     ]
-    found = cohort_map(rounds, clients=3, last=2)
+    found = cohort_map(cohorts_of(rounds), clients=3, last=2)
     valid, lost = 4, 8  # the darkest shade of each
     assert found.points.tolist() == [[valid, 0], [0, valid], [lost, 0]]
     assert not found.binned
@@ -80,7 +114,7 @@ def test_a_map_shows_who_was_asked_and_whose_work_counted() -> None:
 
 def test_a_large_map_is_binned() -> None:
     rounds = [{"round": n, "asked": [n, 5000], "valid": [n]} for n in range(1, 1001)]
-    found = cohort_map(rounds, clients=5000, last=1000)
+    found = cohort_map(cohorts_of(rounds), clients=5000, last=1000)
     assert found.points.shape == (LARGEST, LARGEST) and found.binned
     assert (found.points[-1] > 4).all()  # client 5000 was asked always, and in vain
 

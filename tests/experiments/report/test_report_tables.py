@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_worlds import REASON, by_hand
+from report_worlds import SHOWN_REASON, by_hand, under_conditions
 
 from fedsuv_plugin.experiments.measures import MEASURES
 from fedsuv_plugin.experiments.report import text_table, write_report
+from fedsuv_plugin.experiments.report.documents import table_tex
 from fedsuv_plugin.experiments.results import Results, results_of
 
 
@@ -78,7 +82,7 @@ def test_runs_csv_has_every_run_whatever_became_of_it(written: list[Path], folde
     assert first["rounds_to_target"] == "10.0"
     assert table[2]["rounds_to_target"] == ""  # random, seed 2: not reached
     failed, missing = table[-2:]
-    assert (failed["status"], failed["reason"]) == ("failed", REASON)
+    assert (failed["status"], failed["reason"]) == ("failed", SHOWN_REASON)
     assert missing["status"] == "missing"
     assert {failed[name] for name in measures} == {""}
 
@@ -165,6 +169,9 @@ def test_what_is_not_known_is_not_called_not_reached(tmp_path: Path, results: Re
 def test_latex_is_balanced_and_escaped(written: list[Path], folder: Path) -> None:
     text = (folder / "table.tex").read_text()
     assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
+    text = re.sub(  # cells of two lines
+        r"\\begin\{tabular\}\[.\]\{@\{\}r@\{\}\}(.*?) \\\\ (.*?)\\end\{tabular\}", r"\1; \2", text
+    )
     assert re.findall(r"\\begin\{(\w+)\}", text) == ["table", "tabular"]
     assert re.findall(r"\\end\{(\w+)\}", text) == ["tabular", "table"]
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
@@ -179,6 +186,65 @@ def test_latex_is_balanced_and_escaped(written: list[Path], folder: Path) -> Non
     caption = next(line for line in body.splitlines() if "caption" in line)
     for said in ("seeds 0, 1, 2", "target accuracy 80 \\%", "half of the 95 \\% interval"):
         assert said in caption
+
+
+@pytest.mark.parametrize("world", [by_hand, under_conditions])
+def test_latex_compiles_and_fits_the_page(tmp_path: Path, world: Callable[[Path], Results]) -> None:
+    program = shutil.which("pdflatex")
+    if program is None:
+        pytest.skip("no LaTeX on this machine: install texlive-latex-recommended")
+    (tmp_path / "table.tex").write_text(table_tex(world(tmp_path / "runs")))
+    (tmp_path / "paper.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}"
+        "\\begin{document}\\input{table.tex}\\end{document}"
+    )
+    command = [program, "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    log = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, log
+    assert (tmp_path / "paper.pdf").stat().st_size > 1000
+    assert "Overfull" not in log and "Missing character" not in log
+
+
+def test_only_what_is_under_the_same_condition_is_compared(tmp_path: Path) -> None:
+    results = under_conditions(tmp_path / "runs")
+    lines = text_table(results).splitlines()
+    assert [line.split("  ")[1 if line.startswith("  ") else 0] for line in lines] == [
+        "variant",
+        "partition_alpha=0.1",
+        "random",
+        "oort",
+        "partition_alpha=1.0",
+        "random",
+        "oort",
+    ]
+    write_report(results, tmp_path)
+    markdown = (tmp_path / "report.md").read_text()
+    assert "The reference is random with the same partition_alpha." in markdown
+    # The best of each condition is bold, not the best of all.
+    assert "| random, partition_alpha=0.1 | 2 | **75.00" in markdown
+    assert "| oort, partition_alpha=1.0 | 2 | **92.50" in markdown
+    assert "| random, partition_alpha=1.0 | 2 | 82.50" in markdown
+    # Seed by seed 70 - 80 and 70 - 70, then 90 - 80 and 95 - 85.
+    assert "| oort, partition_alpha=0.1 | −5.00 |" in markdown
+    assert "| oort, partition_alpha=1.0 | +10.00 |" in markdown
+
+
+def test_where_width_is_scarce_one_column_says_who_did_not_get_there(tmp_path: Path) -> None:
+    (line,) = [
+        line for line in text_table(by_hand(tmp_path)).splitlines() if line.startswith("random")
+    ]
+    assert re.search(r"median 10\.0; not reached in 1 of 3 +median 100 ", line)
+
+
+def test_nobodys_folders_are_in_a_report(written: list[Path], folder: Path) -> None:
+    for path in written:
+        if path.suffix in (".html", ".md", ".csv", ".tex"):
+            assert "/home/ann" not in path.read_text(), path.name
+    assert (
+        "| `device_conf_file` | …/device_traces/small.npz |" in (folder / "report.md").read_text()
+    )
+    assert "data_dir=…/data/mnist" in (folder / "report.html").read_text()
 
 
 def test_markdown_has_notes_words_seeds_figures_and_settings(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Numbers, Rows, answered, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import RoundOutcome, RoundView
 from fedsuv_plugin.selectors.baselines.afl import Afl, AflParams, by_value
@@ -297,7 +297,7 @@ def test_min_k_online_distinct_rows_and_a_resumed_selector_goes_on_alike(
             silent = data.draw(st.sets(st.integers(0, n - 1)))
             losses = np.random.default_rng([seed, t]).choice([0.0, 1e-300, 1.0, 2.0, 1e300], n)
             twin = fresh(seed + 1)
-            twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+            twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
             rows = s.select(asked(s, losses, sorted(online), silent, t), k)
             again = twin.select(asked(twin, losses, sorted(online), silent, t), k)
             assert rows.tolist() == again.tolist()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.params import NoParams
 from fedsuv_plugin.selectors.base import Selector, best
 from fedsuv_plugin.selectors.baselines.random import Random
@@ -74,7 +74,7 @@ def test_a_resumed_selector_continues_exactly(cls: type[Selector]) -> None:
     first = make(cls, 30, seed=1)
     second = make(cls, 30, seed=2)
     play(first, range(1, 8))
-    second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+    second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
     assert play(first, range(8, 16)) == play(second, range(8, 16))
 
 

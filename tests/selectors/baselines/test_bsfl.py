@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Numbers, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.baselines import bsfl
 from fedsuv_plugin.selectors.baselines.bsfl import BSFL, BSFLParams, best_set
@@ -227,7 +227,7 @@ def test_min_k_online_distinct_rows_and_a_resumed_selector_goes_on_alike(
             online = sorted(data.draw(st.sets(st.integers(0, n - 1))))
             view = look(s.clients, t, online)
             twin = fresh(seed + 1)
-            twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+            twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
             rows = s.select(view, k)
             assert rows.tolist() == twin.select(view, k).tolist()
             assert len(rows) == len(set(rows.tolist())) == min(k, len(online))

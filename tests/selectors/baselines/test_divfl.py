@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.engine.launchers import run_job
 from fedsuv_plugin.run_directory import RunDirectory
@@ -259,19 +259,19 @@ def test_resuming_after_any_round_gives_the_same_picks(always_bounds: None, gree
     picks = []
     states = []
     for t in range(1, 9):
-        states.append(safe_pickle.dumps(s.state_dict()))
+        states.append(wire.encode(s.state_dict()))
         picks.append(play(s, t))
     for begin, state in enumerate(states, 1):
         # Neither a new selector nor one with another past is led astray.
         for resumed in (make(80, seed=5, greedy=greedy), s):
-            resumed.load_state_dict(safe_pickle.loads(state))
+            resumed.load_state_dict(wire.decode(state))
             assert [play(resumed, t) for t in range(begin, 9)] == picks[begin - 1 :]
 
 
 def test_a_checkpoint_holds_no_table(always_bounds: None) -> None:
     s = told(make(300), np.random.default_rng(0).normal(size=(300, 5)))
     s.select(look(s.clients), 5)
-    assert len(safe_pickle.dumps(s.state_dict())) < 300 * 300
+    assert len(wire.encode(s.state_dict())) < 300 * 300
 
 
 # ---- compression
@@ -388,7 +388,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
     whole = told(make(20, sketch_dim=10), np.random.default_rng(0).normal(size=(20, 50)))
     play(whole, 1)
     resumed = make(20, seed=5, sketch_dim=10)
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     assert play(resumed, 6) == play(whole, 6)
 
 

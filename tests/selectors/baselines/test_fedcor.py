@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Numbers, Rows, answered, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.baselines import fedcor
@@ -455,7 +455,7 @@ def test_min_k_online_distinct_rows_and_a_resumed_selector_goes_on_alike(
             silent = data.draw(st.sets(st.integers(0, n - 1), max_size=2))
             losses = np.random.default_rng([seed, t]).choice([0.0, 0.5, 2.0, huge], n)
             twin = fresh(seed + 1)
-            twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+            twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
             rows = s.select(asked(s, t, losses, sorted(online), silent), k)
             again = twin.select(asked(twin, t, losses, sorted(online), silent), k)
             assert rows.tolist() == again.tolist()

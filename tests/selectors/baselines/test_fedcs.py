@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Rows, five_sigma, look, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import ClientTable, RoundView
 from fedsuv_plugin.selectors.baselines.fedcs import FedCS, FedCSParams
@@ -230,7 +230,7 @@ def test_at_most_k_candidates_that_are_in_time_and_a_resumed_selector_goes_on_al
     for _ in range(3):
         online = sorted(data.draw(st.sets(st.integers(0, n - 1))))
         twin = make(taking(*legs), seed + 1, **keys)
-        twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+        twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
         rows = s.select(by(s, deadline, online), k)
         assert rows.tolist() == twin.select(by(twin, deadline, online), k).tolist()
         assert len(rows) == len(set(rows.tolist())) <= min(k, len(online))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from neural_ucb_by_the_book import ByTheBook, random_bits, world
 from selector_worlds import Rows, answered, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import RoundView
 from fedsuv_plugin.selectors.baselines.lsh import Lsh, LshParams
@@ -254,7 +254,7 @@ def test_min_k_online_distinct_rows_and_a_resumed_selector_goes_on_alike(
         online = data.draw(st.sets(st.integers(0, n - 1)))
         silent = data.draw(st.sets(st.integers(0, n - 1)))
         twin = fresh(seed + 1)
-        twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+        twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
         rows = s.select(asked(s, bits, sorted(online), silent, t), k)
         again = twin.select(asked(twin, bits, sorted(online), silent, t), k)
         assert rows.tolist() == again.tolist()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from neural_ucb_by_the_book import BanditByTheBook, twice
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.selectors.baselines.lsh import context
 from fedsuv_plugin.selectors.baselines.neural_bandit import GOOD_ENOUGH, NeuralBandit
 
@@ -162,14 +162,14 @@ def test_what_is_saved_goes_on_alike_and_is_not_shared() -> None:
     first.fit(contexts, rng.random(5), np.arange(5), 5, 20, 0.01)
     second = NeuralBandit(64, 10, 0.1, rng)
     state = first.state_dict()
-    kept = safe_pickle.dumps(state)
+    kept = wire.encode(state)
     second.load_state_dict(state)
     for bandit in (first, second):
         bandit.observe(contexts[:2])
         bandit.fit(contexts, np.ones(5), np.arange(5), 5, 20, 0.01)
     np.testing.assert_equal(second.state_dict(), first.state_dict())
     third = NeuralBandit(64, 10, 0.1, rng)
-    third.load_state_dict(safe_pickle.loads(kept))
+    third.load_state_dict(wire.decode(kept))
     second.load_state_dict(third.state_dict())
     second.observe(contexts)
-    np.testing.assert_equal(third.state_dict(), safe_pickle.loads(kept))
+    np.testing.assert_equal(third.state_dict(), wire.decode(kept))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.selectors.base import ClientTable, RoundOutcome, sample_by_weight
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
@@ -452,7 +452,7 @@ def test_a_resumed_selector_continues_exactly() -> None:
         first = make(clients, seed=1, **params)
         second = make(clients, seed=2, **params)
         play(first, range(1, stop + 1))
-        second.load_state_dict(safe_pickle.loads(safe_pickle.dumps(first.state_dict())))
+        second.load_state_dict(wire.decode(wire.encode(first.state_dict())))
         assert play(first, range(stop + 1, stop + 12)) == play(second, range(stop + 1, stop + 12))
         assert first.diagnostics() == second.diagnostics()
         np.testing.assert_array_equal(first.explain()["score"], second.explain()["score"])

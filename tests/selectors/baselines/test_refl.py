@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_worlds import Rows, five_sigma, look, outcome, table
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.errors import UserError
 from fedsuv_plugin.randomness import uniforms
 from fedsuv_plugin.selectors.base import ClientTable, LateUpdates, RoundView
@@ -395,7 +395,7 @@ def test_without_a_trace_choice_is_at_random_with_one_warning(
         for t in range(1, 1001):
             counts[s.select(at(s, t), 4)] += 1
         resumed = make(10)
-        resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+        resumed.load_state_dict(wire.decode(wire.encode(s.state_dict())))
         resumed.select(at(resumed, 1001), 4)
     assert np.abs(counts - 400).max() < five_sigma(1000, 0.4)
     assert s.explain()["forecast"].tolist() == [1.0] * 10
@@ -671,7 +671,7 @@ def test_distinct_online_rows_and_a_resumed_selector_goes_on_alike(
             pending = np.array([i for i in range(n) if state[i] == "p"], np.int64)
             shares = np.random.default_rng([seed, t]).choice([0.0, 0.25, 1.0], n)
             twin = fresh(seed + 1)
-            twin.load_state_dict(safe_pickle.loads(safe_pickle.dumps(s.state_dict())))
+            twin.load_state_dict(wire.decode(wire.encode(s.state_dict())))
             view = at(
                 s,
                 t,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 from selector_worlds import five_sigma
 
-from fedsuv_plugin import safe_pickle
+from fedsuv_plugin import wire
 from fedsuv_plugin.selectors.maths import gaussian_process
 from fedsuv_plugin.selectors.maths.gaussian_process import (
     ExactFactor,
@@ -321,7 +321,7 @@ def test_a_resumed_gp_goes_on_bit_by_bit(max_points: int) -> None:
     whole, resumed = (GaussianProcess(inputs, HYPER, max_points) for _ in range(2))
     feed(whole, np.random.default_rng(1), [60, 10, 10], among=100)
     whole.observe(np.array([3, 140]), np.array([1.0, 2.0]))  # still in the queue
-    resumed.load_state_dict(safe_pickle.loads(safe_pickle.dumps(whole.state_dict())))
+    resumed.load_state_dict(wire.decode(wire.encode(whole.state_dict())))
     for gp in (whole, resumed):
         feed(gp, np.random.default_rng(2), [10, 10, 80, 5], among=150)
     assert np.array_equal(whole.mean, resumed.mean)

@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from fedsuv_plugin.records import Records
+from fedsuv_plugin.experiments.cohorts import Clients, Cohorts
 
 LARGEST = 400  # points each way
 SHADES = 4  # of a point that stands for several
@@ -46,29 +46,20 @@ class CohortMap:
         return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def cohort_map(rounds: Records, clients: int, last: int) -> CohortMap:
+def cohort_map(cohorts: Cohorts, clients: int, last: int) -> CohortMap:
     """The map of a run of `last` rounds over clients with the ids 1 to `clients`."""
-    numbers = np.array([r["round"] for r in rounds], int)
-    asked = _pairs(numbers, [r["asked"] for r in rounds], clients)
-    valid = _pairs(numbers, [r["valid"] for r in rounds], clients)
     rows = min(clients, LARGEST)
     columns = min(last, LARGEST)
 
-    def counts(pairs: np.ndarray) -> np.ndarray:
-        row = pairs % clients * rows // clients
-        column = pairs // clients * columns // last
+    def counts(those: Clients) -> np.ndarray:
+        row = (those.ids.astype(np.int64) - 1) * rows // clients
+        column = (those.rounds.astype(np.int64) - 1) * columns // last
         return np.bincount(row * columns + column, minlength=rows * columns)
 
-    times = counts(asked)
+    times = counts(cohorts.asked)
     most = max(int(times.max(initial=1)), 1)
     shade = np.ceil(times / most * SHADES).astype(np.uint8)
-    mostly_valid = 2 * counts(valid) >= times
+    mostly_valid = 2 * counts(cohorts.valid) >= times
     points = np.where(mostly_valid, shade, shade + SHADES)
     points = np.where(times == 0, 0, points).astype(np.uint8)
     return CohortMap(points.reshape(rows, columns), clients, last)
-
-
-def _pairs(numbers: np.ndarray, ids: list[list[int]], clients: int) -> np.ndarray:
-    """(n,) the number of every (round, client) pair, counted from 0."""
-    flat = np.fromiter(chain.from_iterable(ids), np.int64)
-    return np.repeat((numbers - 1) * clients, [len(each) for each in ids]) + flat - 1
