@@ -26,6 +26,10 @@ makes its clusters, is in the column `first`.
 refl is told who will be online, at no cost here: `bench_traces.py` times the trace's answer. As
 `refl by history` it learns it from the rounds, which take the same time however many there were.
 
+tifl asks for opinions in one of its timed rounds, which everyone gives; they are not timed either.
+For bsfl everyone has been asked once, or it would only explore. `fedcs in turn` is fedcs with
+`schedule: sequential`.
+
 Each case runs in a process of its own, whose peak memory (interpreter and libraries included) is
 reported. The bundled Oort fails on NumPy 2, because `from numpy import *` shadows builtins; here
 they are put back.
@@ -48,7 +52,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsuv_plugin.params import NoParams
+from fedsuv_plugin.params import NoParams, Params
 from fedsuv_plugin.selectors.base import (
     ClientTable,
     ProbeAnswer,
@@ -57,19 +61,24 @@ from fedsuv_plugin.selectors.base import (
     Selector,
 )
 from fedsuv_plugin.selectors.baselines.afl import Afl, AflParams
+from fedsuv_plugin.selectors.baselines.bsfl import BSFL, BSFLParams
 from fedsuv_plugin.selectors.baselines.divfl import Divfl, DivflParams
 from fedsuv_plugin.selectors.baselines.fedcor import FedCor, FedCorParams
+from fedsuv_plugin.selectors.baselines.fedcs import FedCS, FedCSParams
 from fedsuv_plugin.selectors.baselines.lsh import Lsh, LshParams
 from fedsuv_plugin.selectors.baselines.nccb import Nccb, NccbParams
 from fedsuv_plugin.selectors.baselines.oort import Oort, OortParams
 from fedsuv_plugin.selectors.baselines.random import Random
 from fedsuv_plugin.selectors.baselines.refl import HISTORY, TRACE, Refl, ReflParams
+from fedsuv_plugin.selectors.baselines.safa import Safa, SafaParams
+from fedsuv_plugin.selectors.baselines.tifl import TiFL, TiFLParams
 from fedsuv_plugin.selectors.signals import (
     ACCURACY_GAIN,
     DIRECTION,
     FINGERPRINT,
     FINGERPRINT_BITS,
     LOSS,
+    OPINIONS,
 )
 
 COHORT = 20
@@ -77,17 +86,19 @@ SECONDS = 100.0  # of a round
 SIZES = (1_000, 3_500, 10_000, 100_000, 1_000_000)
 BUNDLED = "bundled oort"
 BY_HISTORY = "refl by history"
+# Selectors that are made of their parameters alone.
+PLAIN: dict[str, tuple[type[Selector], Params]] = {
+    "lsh": (Lsh, LshParams()),
+    "nccb": (Nccb, NccbParams()),
+    "safa": (Safa, SafaParams()),
+    "fedcs": (FedCS, FedCSParams()),
+    "fedcs in turn": (FedCS, FedCSParams(schedule="sequential")),
+    "tifl": (TiFL, TiFLParams()),
+    "bsfl": (BSFL, BSFLParams()),
+}
 NAMES = (
-    "fedsuv",
-    "oort",
-    "random",
-    "divfl",
-    "afl",
-    "fedcor",
-    "lsh",
-    "nccb",
-    "refl",
-    BY_HISTORY,
+    *("fedsuv", "oort", "random", "divfl", "afl", "fedcor", "refl", BY_HISTORY),
+    *PLAIN,
     BUNDLED,
 )
 ASKING = ("afl", "fedcor")  # they ask for losses and play their own warm-up
@@ -121,6 +132,8 @@ class World:
             expected_duration=200 / features[:, 0],
             energy=np.zeros(n),
             position=np.zeros((n, 2)),
+            download=60 / features[:, 0],
+            upload=80 / features[:, 0],
         )
         self.online = np.arange(n)
         self._shares = rng.random(n)  # of a window, in which each client is online
@@ -138,10 +151,13 @@ class World:
         )
 
     def answered(self, selector: Selector, view: RoundView) -> RoundView:
-        """The view with everyone's loss, which falls with the rounds, or everyone's bits.
+        """The view with everyone's loss, which falls with the rounds, or opinion, or bits.
 
         It has what the selector asks for."""
         question = selector.probe(view)
+        if question is not None and question.kind == OPINIONS:
+            opinions = 1 / self._utility[question.rows]
+            return replace(view, probe=ProbeAnswer(OPINIONS, question.rows, opinions))
         if question is None:
             return view
         rng = np.random.default_rng([4, view.round])
@@ -223,10 +239,9 @@ def make(name: str, clients: ClientTable) -> Any:
         return Afl(AflParams(), clients, rng)
     if name == "fedcor":
         return FedCor(FedCorParams(), clients, rng)
-    if name == "lsh":
-        return Lsh(LshParams(), clients, rng)
-    if name == "nccb":
-        return Nccb(NccbParams(), clients, rng)
+    if name in PLAIN:
+        selector_class, params = PLAIN[name]
+        return selector_class(params, clients, rng)
     if name in ("refl", BY_HISTORY):
         forecast = HISTORY if name == BY_HISTORY else TRACE
         return Refl(ReflParams(forecast=forecast), clients, rng)
@@ -249,6 +264,8 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
         torch.set_num_threads(threads)
     world = World(n, directions=name == "divfl")
     selector: Selector | BundledOort = make(name, world.clients)
+    if name == "bsfl":
+        selector.update(world.outcome(0, world.online))
     asks = name in ASKING
     first = None
     if name in HASHING:
@@ -267,7 +284,7 @@ def case(name: str, n: int, rounds: int, timed: int, play: bool, threads: int) -
     seconds = []
     for t in range(1 if play and not asks else rounds + 1, rounds + timed + 1):
         view = world.view(t)
-        if asks:
+        if isinstance(selector, Selector):
             view = world.answered(selector, view)
         begin = time.perf_counter()
         rows = selector.select(view, COHORT)
