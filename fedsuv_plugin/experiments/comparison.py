@@ -10,8 +10,8 @@
     runs["oort"][2].metrics[-1]["accuracy"]  # of the variant `oort`, seed 2
 
 Every cell of the grid, a variant with a seed, is a job of its own and keeps its run directory. The
-same comparison run again in the same folder runs only what is missing, and goes on with what was
-broken off.
+data that any of the selectors needs kept from training is kept by all. The same comparison run
+again in the same folder runs only what is missing, and goes on with what was broken off.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.config.job_file import FILES, load_job
-from fedsuv_plugin.config.resolved import ResolvedJob, resolve
+from fedsuv_plugin.config.resolved import ResolvedJob, open_shares, resolve
 from fedsuv_plugin.config.scales import scaled
 from fedsuv_plugin.errors import UserError, require
 from fedsuv_plugin.experiments.workers import Done, Event, Failed, Tell, over_processes
 from fedsuv_plugin.records import Run, read_run
 from fedsuv_plugin.run_directory import RunDirectory
+from fedsuv_plugin.selectors.signals import SHARES
 
 Say = Callable[[str], None]  # hears of progress, a line at a time
 Overrides = Mapping[str, object]  # flat keys of a job, which win over its job file
@@ -76,12 +78,24 @@ class Comparison:
 
     def cells(self, folder: Path) -> list[Cell]:
         """All jobs of the grid, each checked. The variants of a seed follow one another."""
-        return [self._cell(folder, label, seed) for seed in self.seeds for label in self.variants]
+        kept = self._kept()
+        return [
+            self._cell(folder, label, seed, kept) for seed in self.seeds for label in self.variants
+        ]
 
-    def _cell(self, folder: Path, label: str, seed: int) -> Cell:
+    def _kept(self) -> dict[str, float]:
+        """The shares that all variants keep, by what those of the first seed need."""
+        seeds = self.seeds[:1]
+        overrides = [self._overrides(label, seed) for seed in seeds for label in self.variants]
+        return shares_for_all([load_job(self.job_file, keys) for keys in overrides])
+
+    def _overrides(self, label: str, seed: int) -> dict[str, object]:
         variant = self.variants[label]
         keys = variant(seed) if callable(variant) else variant
-        overrides = {**self.common, **keys, "seed": seed}
+        return {**self.common, **keys, "seed": seed}
+
+    def _cell(self, folder: Path, label: str, seed: int, kept: Overrides) -> Cell:
+        overrides = {**kept, **self._overrides(label, seed)}
         job, _ = scaled(load_job(self.job_file, overrides), self.scale, overrides)
         return Cell(label, seed, resolve(job), folder / folder_name(label) / f"seed{seed}")
 
@@ -103,6 +117,18 @@ class Comparison:
         return {
             label: {seed: by_place[label, seed] for seed in self.seeds} for label in self.variants
         }
+
+
+def shares_for_all(jobs: Sequence[Job]) -> dict[str, float]:
+    """Of the shares that all of these jobs leave open, what any of their selectors needs.
+
+    All of them keep it, so that they train on the same data."""
+    needs = [open_shares(job) for job in jobs]
+    return {
+        key: max(each[key] for each in needs)
+        for key in SHARES
+        if needs and all(key in each for each in needs)
+    }
 
 
 def summarise(

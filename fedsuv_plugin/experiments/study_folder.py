@@ -12,12 +12,11 @@ import yaml
 from fedsuv_plugin.atomic_file import replace_file
 from fedsuv_plugin.config.job import Job
 from fedsuv_plugin.config.job_file import by_full_path, load_job, read_yaml
-from fedsuv_plugin.config.resolved import open_shares
 from fedsuv_plugin.errors import UserError, require
+from fedsuv_plugin.experiments.comparison import shares_for_all
 from fedsuv_plugin.experiments.results import SELECTOR
 from fedsuv_plugin.experiments.study import JOB_FILE, STUDY_FILE, Study
 from fedsuv_plugin.params import range_of, refuse_unknown
-from fedsuv_plugin.selectors.signals import SHARES
 
 
 def make_study(
@@ -111,9 +110,7 @@ def _kept(study: Study, job_file: str | Path) -> dict[str, float]:
     """What any of the compared selectors needs, and those that may come later."""
     variants = list(study.variants.values())
     later = [{**variants[0], SELECTOR: name} for name in study.keep_for]
-    needs = [open_shares(load_job(job_file, {**study.set, **keys})) for keys in [*variants, *later]]
-    common = set.intersection(*(set(each) for each in needs))
-    return {key: max(each[key] for each in needs) for key in SHARES if key in common}
+    return shares_for_all([load_job(job_file, {**study.set, **k}) for k in [*variants, *later]])
 
 
 def _check_grid(study: Study, job_file: str | Path) -> None:

@@ -183,6 +183,17 @@ def test_a_variant_may_depend_on_the_seed_and_wins_over_common_keys(
     assert [(c.job.config.num_participants, c.job.config.rounds) for c in cells] == [(2, 4), (5, 4)]
 
 
+def test_what_any_variant_needs_is_kept_by_all(job_file: Path, tmp_path: Path) -> None:
+    variants = {name: {"sample_mode": name} for name in ("random", "filfl")}
+    fractions = {
+        cell.label: cell.job.config.public_fraction
+        for cell in Comparison(job_file, variants, [0]).cells(tmp_path)
+    }
+    assert fractions == {"random": 0.05, "filfl": 0.05}  # filfl's public set
+    own = Comparison(job_file, {**variants, "random": {"public_fraction": 0.1}}, [0])
+    assert [cell.job.config.public_fraction for cell in own.cells(tmp_path)] == [0.1, 0.05]
+
+
 def test_a_wrong_key_is_refused_before_anything_runs(job_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown key 'round'; did you mean 'rounds'"):
         Comparison(job_file, VARIANTS, [0], {"round": 2}).run(tmp_path / "runs")
