@@ -158,7 +158,7 @@ class World:
         if question is not None and question.kind == OPINIONS:
             opinions = 1 / self._utility[question.rows]
             return replace(view, probe=ProbeAnswer(OPINIONS, question.rows, opinions))
-        if question is None:
+        if question is None or question.kind not in (LOSS, FINGERPRINT):
             return view
         rng = np.random.default_rng([4, view.round])
         if question.kind == FINGERPRINT:
@@ -166,7 +166,6 @@ class World:
             bits = kinds[np.arange(len(self.clients)) % KINDS]
             bits ^= rng.random(bits.shape, np.float32) < 10 / FINGERPRINT_BITS
             return replace(view, probe=ProbeAnswer(FINGERPRINT, question.rows, bits))
-        assert question.kind == LOSS
         common = rng.normal(size=(4, 1)) * np.stack([self._utility**i for i in range(4)]) / 4**3
         loss = 2 * 0.99**view.round + 0.01 * common.sum(axis=0)
         loss += 0.01 * rng.normal(size=len(self.clients))

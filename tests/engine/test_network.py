@@ -1,13 +1,11 @@
-"""TLS between the hosts, with certificates made here by openssl; when silence ends a connection."""
+"""TLS between the hosts, with certificates made here; addresses of both families."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from certificates import Certificates, make_certificates
 from conftest import MakeJob
 from engine_worlds import SIZES, TOKEN, register, served_pool
 
@@ -19,36 +17,6 @@ from fedsuv_plugin.engine.executor_pool import ExecutorPool
 from fedsuv_plugin.engine.grpc_channel import GrpcChannel
 from fedsuv_plugin.engine.grpc_service import GrpcService
 from fedsuv_plugin.errors import UserError
-
-
-class Certificates(NamedTuple):
-    """An authority, and a certificate by it for 127.0.0.1."""
-
-    ca: Path
-    cert: Path
-    key: Path
-
-    def keys(self) -> dict[str, object]:
-        """As keys of a job."""
-        return {"tls_ca": str(self.ca), "tls_cert": str(self.cert), "tls_key": str(self.key)}
-
-
-def openssl(*words: object) -> None:
-    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
-
-
-def make_certificates(folder: Path) -> Certificates:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed: no certificates can be made here")
-    folder.mkdir()
-    made = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl(*new, "-keyout", folder / "ca.key", "-out", made.ca, "-subj", "/CN=authority")
-    signed = ("-CA", made.ca, "-CAkey", folder / "ca.key", "-subj", "/CN=aggregator")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    openssl(*new, "-keyout", made.key, "-out", made.cert, *signed, *names)
-    made.key.chmod(0o600)
-    return made
 
 
 @pytest.fixture
