@@ -74,7 +74,7 @@ class TiFL(Selector):
     paper = "Chai et al., TiFL: A Tier-based Federated Learning System, HPDC 2020"
     probes = frozenset({OPINIONS})
     Params = TiFLParams
-    state = ("tier", "credits", "probability", "accuracy", "current", "asked")
+    state = ("tier", "credits", "probability", "accuracy", "known", "current", "asked")
 
     def __init__(self, params: TiFLParams, clients: ClientTable, rng: np.random.Generator):
         super().__init__(params, clients, rng)
@@ -87,7 +87,8 @@ class TiFL(Selector):
         # (T,) rounds left to each tier; it depends on the job's rounds, which the first view tells
         self.credits = np.zeros(0, np.int64)
         self.probability = np.full(tiers, 1 / tiers)  # (T,)
-        self.accuracy = np.full(tiers, np.nan)  # (T,) the latest known
+        self.accuracy = np.zeros(tiers)  # (T,) the latest known
+        self.known = np.zeros(tiers, bool)  # (T,) whether there is one
         self.current = NOBODY  # the tier of the latest cohort
         self.asked: int | None = None  # the round in which opinions were asked for
 
@@ -99,12 +100,14 @@ class TiFL(Selector):
 
     def _hear(self, answer: ProbeAnswer) -> None:
         """New probabilities, if the current tier is no better off than an interval ago."""
-        before = self.accuracy[self.current] if self.current != NOBODY else np.nan
+        compared = self.current != NOBODY and self.known[self.current]
+        before = self.accuracy[self.current] if compared else np.nan
         tier = self.tier[answer.rows]
         count = np.bincount(tier, minlength=len(self.accuracy))
         total = np.bincount(tier, weights=answer.values, minlength=len(self.accuracy))
         told = count > 0
         self.accuracy[told] = total[told] / count[told]
+        self.known |= told
         if self.current == NOBODY or not told[self.current]:
             return
         # Before there is an earlier accuracy, the comparison with NaN is false: nothing changes.
@@ -116,8 +119,7 @@ class TiFL(Selector):
         standing = np.flatnonzero(self.credits > 0)
         if not len(standing):
             standing = np.arange(len(self.credits))
-        known = np.isfinite(self.accuracy)
-        accuracy = np.where(known, self.accuracy, self.accuracy[known].mean())
+        accuracy = np.where(self.known, self.accuracy, self.accuracy[self.known].mean())
         self.probability[:] = 0.0
         self.probability[standing] = ranked(accuracy[standing], self.rng)
 
@@ -161,17 +163,17 @@ class TiFL(Selector):
         return {
             "tier": self.tier,
             "probability": self.probability[self.tier],
-            "accuracy": self.accuracy[self.tier],
+            "accuracy": np.where(self.known, self.accuracy, np.nan)[self.tier],
         }
 
     def diagnostics(self) -> dict[str, Any]:
-        known = np.isfinite(self.accuracy)
         return {
             "tier": self.current,
             "credits": self.credits.tolist(),
             "probabilities": self.probability.tolist(),
             "accuracies": [
-                a if ok else None for a, ok in zip(self.accuracy.tolist(), known, strict=True)
+                accuracy if known else None
+                for accuracy, known in zip(self.accuracy.tolist(), self.known.tolist(), strict=True)
             ],
         }
 
