@@ -111,7 +111,7 @@ def test_a_selectors_rounds_shrink_with_the_jobs() -> None:
     assert smaller.config.warmup_rounds == 10
     assert "pczfl.warmup_rounds: 20 -> 10" in changes
     kept, changes = scaled(job, "mini", ["pczfl.warmup_rounds"])
-    assert kept.selector_params == job.selector_params
+    assert kept.params_of("pczfl") == params
     assert not [line for line in changes if line.startswith("pczfl")]
 
 

@@ -84,9 +84,9 @@ def test_only_what_is_missing_is_run(
     assert started == ["oort/seed0", "at-random/seed0"]
     before = timeless(first)
     said: list[str] = []
-    larger = Comparison(job_file, {**VARIANTS, "ucb": {"sample_mode": "ucb"}}, [0], {"rounds": 2})
+    larger = Comparison(job_file, {**VARIANTS, "gpfl": {"sample_mode": "gpfl"}}, [0], {"rounds": 2})
     again = larger.run(tmp_path / "runs", 1, said.append)
-    assert started[2:] == ["ucb/seed0"]
+    assert started[2:] == ["gpfl/seed0"]
     assert said[0] == f"2 of 3 runs are already in {tmp_path / 'runs'}"
     assert {label: timeless(again)[label] for label in before} == before
 

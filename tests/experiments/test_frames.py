@@ -26,7 +26,7 @@ def test_a_comparison_from_python(study: fp.experiments.study.Study) -> None:  #
     assert "final accuracy, %" in table.columns
     assert " ± " in table.loc["random", "final accuracy, %"]
     figure = study.plot()
-    assert [line.get_label() for line in figure.axes[0].lines][:2] == ["random", "pow_d"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["random", "pow_d"]
     with pytest.raises(UserError, match="expected one of round, time"):
         study.plot(by="moon")
     assert (study.folder / "summary.csv").is_file()
